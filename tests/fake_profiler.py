@@ -3,8 +3,6 @@
 The runner and its processes are real; only what a harness would measure is not.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

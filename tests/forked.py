@@ -4,8 +4,6 @@ The process has arguments, environment, folder, output and exit code as if ``pyt
 of the start itself, of signals and of closed streams start a new Python instead.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import importlib

@@ -1,7 +1,5 @@
 """Programs as their users start them, under the start-up hook, on the CPU; and what the hook left."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

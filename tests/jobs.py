@@ -1,7 +1,5 @@
 """Jobs for tests, from flat settings: those of a job, of its launch and of its workload."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from typing import Any
 
@@ -12,7 +10,7 @@ _LAUNCH = {field.name for field in fields(Launch)}
 _SETTINGS = {field.name for field in fields(JobSettings)}
 
 
-def read_options(options: dict[str, Any]) -> tuple[dict[str, Any], GuidedKernels | None]:
+def read_options(options):
     """Return the fields of JobSettings and the kernels for ``options``, which are as in cases.json."""
     settings = {"hook": False, "skip_larger_after_oom": False, **options}
     ncu = {"sections": (), "exclude": "", **options.get("ncu", {})}
@@ -26,7 +24,7 @@ def read_options(options: dict[str, Any]) -> tuple[dict[str, Any], GuidedKernels
     return settings, GuidedKernels(**chosen) if chosen else None
 
 
-def make_job(workload="w", profiler="plain", cases=(), folder=None, tool=None, python="python", cwd=None, **given: Any):
+def make_job(workload="w", profiler="plain", cases=(), folder=None, tool=None, python="python", cwd=None, **given):
     """Return a job; ``given`` are other fields of the job, of its launch and of its settings."""
     launch = Launch(folder, python, cwd)
     settings, guided = read_options({})
@@ -34,7 +32,7 @@ def make_job(workload="w", profiler="plain", cases=(), folder=None, tool=None, p
     return change(Job(workload, profiler, cases, tool, JobSettings(**settings), launch, guided=guided), **given)
 
 
-def change(job: Job, **given: Any) -> Job:
+def change(job, **given):
     """Return the job with other values of its fields, of its launch and of its settings."""
     launch = replace(job.launch, **{name: given.pop(name) for name in _LAUNCH & given.keys()})
     settings: dict[str, Any] = {}

@@ -1,7 +1,5 @@
 """Tables and records of `ab` runs with made-up times, and a small project to run."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

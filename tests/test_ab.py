@@ -1,7 +1,5 @@
 """`profpipe ab`: the sides, the pairs of processes, the gate, a run that is killed, and the page."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Captures of `profpipe ab`: their processes, what a failed or killed one leaves, and the kernels on the page."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """`profpipe ab --more`: further pairs of the undecided cases, in a new run and in one that has ended."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """A results folder that somebody altered: each command reads it or says what is wrong, and changes nothing outside."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil
@@ -114,10 +112,10 @@ def _link(folder, path):
     path.symlink_to(target)
 
 
-def _replaced(make: Callable[[Path], None]) -> Callable[[Folder, Path], None]:
+def _replaced(make):
     """Return the alteration that puts what ``make`` makes in the place of a file or folder."""
 
-    def alter(folder: Folder, path: Path) -> None:
+    def alter(folder, path):
         _remove(path)
         make(path)
 

@@ -1,7 +1,5 @@
 """``run --captures N``: several processes of each case, interleaved over all workloads, and the times of the case."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """What a user types and what the terminal shows: options, output formats and help."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -122,7 +120,7 @@ def test_the_missing_sdk_of_mcp_is_one_sentence(monkeypatch, tmp_path, capsys):
         (("compare", "a", "--gate", "5", "b"), "runs"),
     ],
 )
-def test_files_may_stand_on_both_sides_of_an_option(words: tuple[str, ...], name: str) -> None:
+def test_files_may_stand_on_both_sides_of_an_option(words, name):
     args = cli._build_parser().parse_args(words)
     expected = [word for word in words[1:] if word in ("a", "b") or word.endswith(".sqlite")]
     assert [str(value) for value in getattr(args, name)] == expected

@@ -5,7 +5,6 @@ import re
 import statistics
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -291,7 +290,7 @@ def test_the_time_of_an_interrupted_case_is_compared():
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def save_run(folder: Path, number: int, status: str = "ok", params: str = "{}", **times: float) -> Path:
+def save_run(folder, number, status="ok", params="{}", **times):
     """Store a run that started at the minute ``number``, with the times of its cases in ns."""
     key = {"run": folder.name, "workload": "w", "profiler": "plain"}
     reason = "" if status == "ok" else f"it {status}"
@@ -309,17 +308,17 @@ def save_run(folder: Path, number: int, status: str = "ok", params: str = "{}", 
     return folder
 
 
-def document_of(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, dict[str, Any]]:
+def document_of(capsys, *argv):
     code = cli.main(["compare", *map(str, argv)])
     return code, json.loads(capsys.readouterr().out)
 
 
-def cases_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def cases_of(document):
     assert document["format"] == "profpipe.verdicts" and document["version"] == 1
     return {case["case"]: case for case in document["cases"]}
 
 
-def test_two_runs_have_differences_and_no_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_runs_have_differences_and_no_verdict(tmp_path, capsys):
     a = save_run(tmp_path / "a", 1, slow=1e6, same=2e6, gone=3e6)
     b = save_run(tmp_path / "b", 2, slow=1.1e6, same=2e6)
     code, document = document_of(capsys, a, b, "--gate", "5", "--json=full")
@@ -335,9 +334,7 @@ def test_two_runs_have_differences_and_no_verdict(tmp_path: Path, capsys: pytest
     ]
 
 
-def test_a_gate_counts_what_failed_or_has_other_parameters_and_nothing_is_undecided(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_gate_counts_what_failed_or_has_other_parameters_and_nothing_is_undecided(tmp_path, capsys):
     a = save_run(tmp_path / "a", 1, c=1e6, params='{"x": 1}')
     other = save_run(tmp_path / "other", 2, c=1e6, params='{"x": 2}')
     crashed = save_run(tmp_path / "crashed", 3, "crashed", c=1e6)
@@ -356,9 +353,7 @@ def test_a_gate_counts_what_failed_or_has_other_parameters_and_nothing_is_undeci
     assert (of_none["gate"]["result"], of_none["cases"]) == ("undecided", [])
 
 
-def test_the_keys_are_those_of_ab_and_the_further_ones_are_documented(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_keys_are_those_of_ab_and_the_further_ones_are_documented(tmp_path, capsys):
     runs = [save_run(tmp_path / name, i, c=1e6) for i, name in enumerate("ab")]
     _, of_two = document_of(capsys, *runs, "--json=full")
     data, run = Tables(), Manifest(name="w", ab=PairsEntry())

@@ -3,8 +3,6 @@
 NVML is a mock, because there is no GPU here. The rules of the flags need no GPU.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

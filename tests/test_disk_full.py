@@ -3,8 +3,6 @@
 ``/dev/full`` is a file on a full disk; a file system of 300 KiB is one that the runner shares.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What of the user's environment reaches a job, and so a profiler's report."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

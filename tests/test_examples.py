@@ -1,7 +1,5 @@
 """The committed runs: each can be repeated, matches its pipeline file and shows all its pictures."""
 
-from __future__ import annotations
-
 import html
 import json
 import os
@@ -29,12 +27,12 @@ COMMITTED = (ROOT / "examples" / "own_program" / "report.html",)
 
 
 @pytest.fixture(params=EXAMPLES, ids=lambda folder: folder.name)
-def example(request: pytest.FixtureRequest) -> Path:
+def example(request):
     assert isinstance(request.param, Path)
     return request.param
 
 
-def test_its_pipeline_runs_as_it_stands_and_asks_for_the_tables_of_the_page(example: Path) -> None:
+def test_its_pipeline_runs_as_it_stands_and_asks_for_the_tables_of_the_page(example):
     published = manifest_entries.published(loader.load_pipeline(example / "pipeline.yaml"))
     current = published.model_dump(mode="json", by_alias=True)
     stored = json.loads((example / "run.json").read_text(encoding="utf-8"))["pipeline"]
@@ -43,18 +41,18 @@ def test_its_pipeline_runs_as_it_stands_and_asks_for_the_tables_of_the_page(exam
     assert next(axes) == next(axes)
 
 
-def test_its_pages_show_every_picture_and_link_only_to_files_that_exist(example: Path) -> None:
+def test_its_pages_show_every_picture_and_link_only_to_files_that_exist(example):
     links = set(re.findall(r"\]\(([^)]+)\)", read_pages(example)))
     files = {target for target in links if "://" not in target and not target.startswith("#")}
     assert {target for target in files if not (example / target.partition("#")[0]).exists()} == set()
     assert {f"plots/{path.name}" for path in (example / "plots").glob("*")} == {t for t in files if "plots/" in t}
 
 
-def test_its_summary_has_at_most_150_lines(example: Path) -> None:
+def test_its_summary_has_at_most_150_lines(example):
     assert len((example / "SUMMARY.md").read_text(encoding="utf-8").splitlines()) <= MOST_LINES
 
 
-def test_the_examples_take_at_most_6_mb_together() -> None:
+def test_the_examples_take_at_most_6_mb_together():
     paths = (path for path in (ROOT / "examples").rglob("*") if path.name not in IGNORED_BY_GIT or path in COMMITTED)
     assert sum(path.stat().st_size for path in paths if path.is_file()) <= 6e6
 
@@ -71,9 +69,7 @@ MARKS = {True: pytest.mark.slow, False: pytest.mark.exhaustive}
     [pytest.param(path, marks=() if path.name in QUICK else [MARKS[path.name in OF_CI]]) for path in EXAMPLES],
     ids=lambda folder: folder.name,
 )
-def test_its_pages_are_those_that_the_present_code_writes(
-    example: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_its_pages_are_those_that_the_present_code_writes(example, tmp_path, capsys):
     copy = shutil.copytree(example, tmp_path / example.name)
     for page in [*copy.glob("*.md"), *copy.glob("*.txt"), *copy.glob("*.html")]:
         page.unlink()
@@ -87,7 +83,7 @@ def test_its_pages_are_those_that_the_present_code_writes(
     assert not differing, f"render them again: profpipe report examples/{example.name}"
 
 
-def assert_begins_with_its_answer(folder: Path) -> None:
+def assert_begins_with_its_answer(folder):
     """Assert that both pages begin with the answer in bold type; of several workloads with one in a line for each."""
     first = (folder / "SUMMARY.md").read_text(encoding="utf-8").split("\n\n")[1]
     answer = re.compile(r"\*\*.+\*\*|- `.+`: \*\*.+\*\*")
@@ -103,7 +99,7 @@ def assert_begins_with_its_answer(folder: Path) -> None:
 OF_A_MACHINE = re.compile(r"(?<![\w./-])/(?:home|root|Users|work|workspace|mnt|scratch|tmp|var|opt)/[^\s\"')]*")
 
 
-def test_none_of_its_texts_holds_a_folder_of_the_machine_that_made_it(example: Path) -> None:
+def test_none_of_its_texts_holds_a_folder_of_the_machine_that_made_it(example):
     paths = [path for path in example.rglob("*") if path.is_file()]
     texts = {path.name: path.read_text("utf-8") for path in paths if path.suffix != ".parquet"}
     texts |= {path.name: pd.read_parquet(path).to_csv() for path in paths if path.suffix == ".parquet"}
@@ -121,7 +117,7 @@ workloads:
 """
 
 
-def take(run: Path, below: Path) -> subprocess.CompletedProcess[str]:
+def take(run, below):
     return subprocess.run(
         [sys.executable, str(ROOT / "examples" / "take.py"), str(run), "mine", "--below", str(below)],
         capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -130,9 +126,7 @@ def take(run: Path, below: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", ["here", "/home/somebody/data"])
-def test_a_run_is_copied_without_raw_files_and_refused_if_it_names_a_folder_of_its_machine(
-    tmp_path: Path, folder: str
-) -> None:
+def test_a_run_is_copied_without_raw_files_and_refused_if_it_names_a_folder_of_its_machine(tmp_path, folder):
     (tmp_path / "pipeline.yaml").write_text(PIPELINE.replace("FOLDER", folder))
     done = forked.run(tmp_path, "run", env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 1, "one case fails"

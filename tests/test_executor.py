@@ -1,7 +1,5 @@
 """The executor with real processes: outcomes, crashes, time limits, files and interrupts."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

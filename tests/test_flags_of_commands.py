@@ -1,7 +1,5 @@
 """What a command makes of its parameters: flags, empty words, unused axes; and scripts that cannot be run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

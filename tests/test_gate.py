@@ -1,9 +1,5 @@
 """The gate of `ab` and that of `compare`: the same changes have the same result and the same exit code."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from pair_study import run_of, tables_of
 
@@ -22,7 +18,7 @@ ENDED = "2026-11-20T06:00:00+00:00"
 KNOWN = {("w", "c"): Noise(between=Spread(0.002, 1e6, {SpreadSource.RUNS: 8}))}
 
 
-def measure_once(percent: float | None, status: str = "ok", flags: str = "[]") -> Tables:
+def measure_once(percent, status="ok", flags="[]"):
     """Return the tables of a run whose case takes 1 ms and ``percent`` more; None for a case without a time."""
     key = {"workload": "w", "case": "c", "profiler": "plain"}
     cases = [{**key, "status": status, "reason": "", "params": "{}", "flags": flags}]
@@ -30,7 +26,7 @@ def measure_once(percent: float | None, status: str = "ok", flags: str = "[]") -
     return Tables(cases=schema.frame(CASES, cases), metrics=schema.frame(METRICS, times))
 
 
-def measure_pairs(percent: float | None, is_clear: bool, status: str = "ok", marks: str = "") -> Tables:
+def measure_pairs(percent, is_clear, status="ok", marks=""):
     """Return the tables of 8 pairs, of which those that are not clear scatter by 8 %."""
     width = 0.2 if is_clear else 4.0
     ratios = [1 + ((percent or 0) + width * (2 * i / 7 - 1)) / 100 for i in range(8)]
@@ -63,14 +59,8 @@ BAD = '["inaccurate"]'
     ],
 )  # fmt: skip
 def test_ab_and_compare_judge_the_same_changes_alike(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    once: tuple[Tables, Tables],
-    in_pairs: Tables,
-    is_noise_known: bool,
-    expected: Gate,
-    code: int,
-) -> None:
+    tmp_path, monkeypatch, once, in_pairs, is_noise_known, expected, code
+):
     run = Manifest(ended=ENDED)
     compared = compare_runs(*once, run, run, KNOWN if is_noise_known else {})
     sides = [api.Run(tmp_path, data, run) for data in once]

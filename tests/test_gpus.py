@@ -1,7 +1,5 @@
 """Which GPU's rates a job is compared with. The GPUs are modelled on real ones, and NVML is a mock."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,14 +1,9 @@
 """The history: the trend of each case with its noise, the chart and the command."""
 
-from __future__ import annotations
-
 import json
 import math
 import random
 import statistics
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 from program import profpipe
@@ -16,7 +11,6 @@ from test_noise import on_gpu, tables
 
 from profpipe import cli
 from profpipe.analysis import history
-from profpipe.analysis.history import Trend
 from profpipe.commands.rendering import find_templates
 from profpipe.report import html_page
 from profpipe.report.sections import history as history_section
@@ -28,7 +22,7 @@ from profpipe.results.noise import Noise, Sample, Spread, SpreadSource
 CALM = (0.1, -0.2, 0.0, 0.3, -0.1, 0.2, -0.3, 0.1, 0.0, -0.1)
 
 
-def logs(*levels: tuple[int, float]) -> list[float]:
+def logs(*levels):
     """Return calm values in %, so many on each level."""
     steps = [level for count, level in levels for _ in range(count)]
     return [math.log1p((level + CALM[i % len(CALM)]) / 100) for i, level in enumerate(steps)]
@@ -37,17 +31,17 @@ def logs(*levels: tuple[int, float]) -> list[float]:
 # --- trends ----------------------------------------------------------------------------------------------------------
 
 
-def row(number: int, value: float, **more: Any) -> dict[str, Any]:
+def row(number, value, **more):
     key = {"run": f"run{number:02d}", "workload": "w", "case": "n=1", "device": "H200", "driver": "580", "torch": "2.9"}
     return {**key, "value": value, "git_commit": f"c{number}", "fingerprint": "one", **more}
 
 
-def entry(number: int, name: str = "study") -> dict[str, Any]:
+def entry(number, name="study"):
     return {"run": f"run{number:02d}", "name": name, "started": f"2026-11-{number:02d}", "ended": "x", "cases": 1,
             "ok": 1}  # fmt: skip
 
 
-def read_trend(times: Sequence[dict[str, Any]], known: Noise | None = None) -> Trend:
+def read_trend(times, known=None):
     runs = [entry(number) for number in range(len(times), 0, -1)]
     model = {("w", "n=1"): known} if known else {}
     (pipeline,) = history.analyze(runs, times, lambda *_: model)
@@ -55,20 +49,20 @@ def read_trend(times: Sequence[dict[str, Any]], known: Noise | None = None) -> T
     return trend
 
 
-def changed(**more: Any) -> list[dict[str, Any]]:
+def changed(**more):
     """Twelve runs, which take 5 % longer from the seventh on."""
     values = [1000 * math.exp(log) for log in logs((6, 0.0), (6, 5.0))]
     return [row(i, value, **(more if i > 6 else {})) for i, value in enumerate(values, start=1)]
 
 
-def test_the_level_is_the_median_of_the_runs_and_runs_outside_the_band_are_marked() -> None:
+def test_the_level_is_the_median_of_the_runs_and_runs_outside_the_band_are_marked():
     trend = read_trend(changed(), Noise(between=Spread(0.006, 9.0, {SpreadSource.RUNS: 8})))
     assert trend.level_ns == statistics.median(point["time_ns"] for point in trend.points)
     assert all(point["is_outside"] for point in trend.points), "the two halves lie 5 % apart, the level is between them"
     assert not any(point["is_outside"] for point in read_trend(changed()[:6]).points)
 
 
-def test_the_noise_of_a_trend_is_that_of_its_neighbours_whatever_its_changes() -> None:
+def test_the_noise_of_a_trend_is_that_of_its_neighbours_whatever_its_changes():
     rng = random.Random(1)
     values = [rng.gauss(0, 0.01) + (0.5 if i >= 30 else 0.0) for i in range(60)]
     assert history.estimate_sigma(values) == pytest.approx(0.01, rel=0.25)
@@ -76,7 +70,7 @@ def test_the_noise_of_a_trend_is_that_of_its_neighbours_whatever_its_changes() -
     assert history.estimate_sigma([1.0] * 5) == 0.0
 
 
-def test_the_band_comes_from_runs_of_the_same_code_and_else_from_what_is_known() -> None:
+def test_the_band_comes_from_runs_of_the_same_code_and_else_from_what_is_known():
     within, between = Spread(0.02, 9.0, {SpreadSource.PAIRS: 8}), Spread(0.06, 4.0, {SpreadSource.RUNS: 5})
     times = changed()
     assert read_trend(times, Noise(within, between)).sources == {SpreadSource.RUNS: 5}
@@ -90,7 +84,7 @@ def test_the_band_comes_from_runs_of_the_same_code_and_else_from_what_is_known()
     assert not any(point["is_outside"] for point in wide.points), "5 % are less than runs of the same code differ"
 
 
-def test_a_last_run_outside_the_band_is_marked() -> None:
+def test_a_last_run_outside_the_band_is_marked():
     times = [row(i, 1000 * math.exp(log)) for i, log in enumerate(logs((8, 0.0), (1, 6.0)), start=1)]
     trend = read_trend(times)
     assert [point["is_outside"] for point in trend.points] == [False] * 8 + [True]
@@ -98,7 +92,7 @@ def test_a_last_run_outside_the_band_is_marked() -> None:
     assert line.endswith("+5.9 %, outside the band")
 
 
-def test_pipelines_and_devices_are_not_mixed() -> None:
+def test_pipelines_and_devices_are_not_mixed():
     runs = [entry(3, "other"), entry(2), entry(1)]
     times = [row(1, 100.0), row(2, 200.0, device="A100"), row(3, 300.0)]
     found = history.analyze(runs, times, lambda *_: {})
@@ -110,17 +104,17 @@ def test_pipelines_and_devices_are_not_mixed() -> None:
 # --- the chart -------------------------------------------------------------------------------------------------------
 
 
-def test_a_chart_goes_from_the_lowest_to_the_highest_value() -> None:
+def test_a_chart_goes_from_the_lowest_to_the_highest_value():
     assert sparkline([1, 1, 2, 8, 8], ascii=False) == "▁▁▂██"
     assert sparkline([1, 1, 2, 8, 8], ascii=True) == "__.@@"
 
 
-def test_noise_is_not_drawn_as_large_as_a_change_and_equal_values_are_in_the_middle() -> None:
+def test_noise_is_not_drawn_as_large_as_a_change_and_equal_values_are_in_the_middle():
     assert set(sparkline([100.0, 101.0, 100.5], least_range=10.0, ascii=True)) <= set("=+-")
     assert sparkline([5.0, 5.0], ascii=True) == "=="
 
 
-def test_the_lines_and_the_page_of_a_trend() -> None:
+def test_the_lines_and_the_page_of_a_trend():
     trend = read_trend(changed())
     head, _, line = history_section.lines([trend], is_ascii=True)
     assert head.startswith("course of each case, the oldest run first")
@@ -134,7 +128,7 @@ def test_the_lines_and_the_page_of_a_trend() -> None:
 
 
 @pytest.fixture
-def results(tmp_path: Path) -> Path:
+def results(tmp_path):
     """A results folder with twelve runs of one case, which changed at the seventh, and their noise."""
     out = tmp_path / "out"
     out.mkdir()
@@ -147,14 +141,14 @@ def results(tmp_path: Path) -> Path:
     return out
 
 
-def test_history_prints_trends_over_more_runs_than_it_lists(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_history_prints_trends_over_more_runs_than_it_lists(results, capsys):
     assert cli.main(["history", "-n", "2", "--out", str(results)]) == 0
     printed = capsys.readouterr().out
     assert "run12" in printed and "run10" not in printed and "outside the band" in printed
     assert "±1.0 %" in printed
 
 
-def test_history_of_thousands_of_cases_takes_no_quadratic_time(results: Path) -> None:
+def test_history_of_thousands_of_cases_takes_no_quadratic_time(results):
     count = 20_000
     with database.connect(results) as db, db.conn:
         row = dict(next(db["cases"].rows_where("run = 'run12' and time_ns is not null")))
@@ -164,12 +158,12 @@ def test_history_of_thousands_of_cases_takes_no_quadratic_time(results: Path) ->
 
 
 @pytest.mark.slow
-def test_a_terminal_without_utf8_gets_ascii(results: Path) -> None:
+def test_a_terminal_without_utf8_gets_ascii(results):
     printed = profpipe(results.parent, "history", PYTHONIOENCODING="ascii:backslashreplace")
     assert printed.isascii() and "outside the band" in printed and "\\" not in printed
 
 
-def test_history_as_json_and_as_a_page(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_history_as_json_and_as_a_page(results, tmp_path, capsys):
     assert cli.main(["history", "--json", "--out", str(results)]) == 0
     (pipeline,) = json.loads(capsys.readouterr().out)["pipelines"]
     (trend,) = pipeline["courses"]
@@ -182,9 +176,7 @@ def test_history_as_json_and_as_a_page(results: Path, tmp_path: Path, capsys: py
 # --- the page of a results folder ------------------------------------------------------------------------------------
 
 
-def test_the_page_lists_runs_with_links_and_draws_trends_with_their_band(
-    results: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_lists_runs_with_links_and_draws_trends_with_their_band(results, capsys):
     (results / "run12").mkdir()
     (results / "run12" / "report.html").write_text("a report")
     (results / "run11").mkdir()
@@ -201,7 +193,7 @@ def test_the_page_lists_runs_with_links_and_draws_trends_with_their_band(
     assert "Content-Security-Policy" in made and "12 runs of the same code" in made
 
 
-def test_the_page_goes_where_the_user_wants_and_its_links_lead_from_there(results: Path, tmp_path: Path) -> None:
+def test_the_page_goes_where_the_user_wants_and_its_links_lead_from_there(results, tmp_path):
     (results / "run12").mkdir()
     (results / "run12" / "report.html").write_text("a report")
     target = tmp_path / "pages" / "all.html"
@@ -211,7 +203,7 @@ def test_the_page_goes_where_the_user_wants_and_its_links_lead_from_there(result
     assert cli.main(["history", "--html", str(tmp_path), "--out", str(results)]) == 2
 
 
-def test_names_from_outside_are_text_on_the_page(tmp_path: Path) -> None:
+def test_names_from_outside_are_text_on_the_page(tmp_path):
     hostile = "<script>alert(1)</script>"
     runs = [{**entry(n), "run": f"{hostile}{n}", "name": hostile} for n in range(7, 0, -1)]
     times = [row(n, 100.0, run=f"{hostile}{n}", workload=hostile, case=f"{hostile}=\u202e1") for n in range(1, 8)]

@@ -1,7 +1,5 @@
 """The start-up hook: steps of unmodified programs, in real processes."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """The start-up hook in programs that torchrun, accelerate, Hugging Face Trainer and Lightning train."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

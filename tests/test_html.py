@@ -1,14 +1,10 @@
 """report.html is one file without requests, in which everything from outside is text."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -68,7 +64,7 @@ HOSTILE = (
 class Elements(HTMLParser):
     """The elements of a page, its text, and the content of its styles and scripts."""
 
-    def __init__(self, page: str) -> None:
+    def __init__(self, page):
         super().__init__(convert_charrefs=True)
         self.names: list[str] = []
         self.attributes: list[tuple[str, str, str]] = []
@@ -77,27 +73,27 @@ class Elements(HTMLParser):
         self._inside = ""
         self.feed(page)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.names.append(tag)
         self.attributes += [(tag, name, value or "") for name, value in attrs]
         if tag in self.contents:
             self._inside = tag
             self.contents[tag].append("")
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         self._inside = "" if tag == self._inside else self._inside
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         if self._inside:
             self.contents[self._inside][-1] += data
         else:
             self.text += data
 
-    def values(self, name: str) -> list[str]:
+    def values(self, name):
         return [value for _, own, value in self.attributes if own == name]
 
 
-def chart(kind: ChartKind, name: str) -> Chart:
+def chart(kind, name):
     first = 1 if kind is ChartKind.ROOFLINE else 0  # the scale of a roofline is logarithmic
     marks = (Mark(first, 1e6, 0.9e6, 1.2e6, ("noisy",), name, 0.1, name), Mark(first + 1, 4e6, case=name))
     is_over_axis = kind in (ChartKind.LINES, ChartKind.STRIP, ChartKind.ROOFLINE)
@@ -108,7 +104,7 @@ def chart(kind: ChartKind, name: str) -> Chart:
                  references=references)  # fmt: skip
 
 
-def document(name: str) -> Document:
+def document(name):
     """A document in which every text is ``name``."""
     columns = (label("case", name), count("n", name), words("flags", name))
     row = (TableCell(text=case_link(Code(name), name)), TableCell(3.0, flags=(name,), note=name), TableCell(text=name))
@@ -142,17 +138,17 @@ def document(name: str) -> Document:
     )
 
 
-def render(name: str) -> str:
+def render(name):
     return page.render(document(name), rendering.find_templates(), lambda path: True)
 
 
-def visible(text: str) -> str:
+def visible(text):
     """The text without blanks, as a page shows it."""
     return re.sub(r"\s+", "", text)
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
-def test_texts_from_outside_make_no_element_and_no_attribute(name: str) -> None:
+def test_texts_from_outside_make_no_element_and_no_attribute(name):
     hostile, plain = Elements(render(name)), Elements(render("name"))
     assert set(hostile.names) == set(plain.names)
     kinds = {(tag, attribute) for tag, attribute, _ in plain.attributes}
@@ -166,11 +162,11 @@ def test_texts_from_outside_make_no_element_and_no_attribute(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in HOSTILE if len(name) < 90 and name.isprintable()])
-def test_texts_from_outside_are_shown_as_they_are(name: str) -> None:
+def test_texts_from_outside_are_shown_as_they_are(name):
     assert visible(Elements(render(name)).text).count(visible(name)) > 10
 
 
-def test_a_long_name_is_cut_and_its_title_has_all_of_it() -> None:
+def test_a_long_name_is_cut_and_its_title_has_all_of_it():
     name = HOSTILE[7][:9_000]
     made = Elements(render(name))
     assert name in made.values("title")
@@ -178,13 +174,13 @@ def test_a_long_name_is_cut_and_its_title_has_all_of_it() -> None:
     assert made.text.count(name) == lines_of_code
 
 
-def test_control_characters_and_those_of_writing_direction_are_shown_by_their_number() -> None:
+def test_control_characters_and_those_of_writing_direction_are_shown_by_their_number():
     made = render("abc\u202edef\u2066ghi\x00")
     assert "\u202e" not in made and "\u2066" not in made and "\x00" not in made
     assert "abc<U+202E>def<U+2066>ghi<U+0000>" in Elements(made).text
 
 
-def test_the_policy_of_the_page_allows_its_own_style_and_script_and_no_request() -> None:
+def test_the_policy_of_the_page_allows_its_own_style_and_script_and_no_request():
     made = Elements(render("name"))
     policy = next(value for value in made.values("content") if "default-src" in value)
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
@@ -198,7 +194,7 @@ def test_the_policy_of_the_page_allows_its_own_style_and_script_and_no_request()
 
 @pytest.mark.parametrize("kind", [ChartKind.INTERVALS, ChartKind.FOREST])
 @pytest.mark.parametrize("is_log", [False, True])
-def test_an_interval_that_begins_below_zero_is_drawn(kind: ChartKind, is_log: bool) -> None:
+def test_an_interval_that_begins_below_zero_is_drawn(kind, is_log):
     marks = (Mark(0, 1e6, -2e6, 4e6), Mark(1, 5e7, 4e7, 6e7))
     times = Axis("time", quantity="ns", is_log=is_log)
     drawn = Chart("times", "Times", kind, Axis("", labels=("a", "b")), times, {"": (Series("", "", marks),)})
@@ -207,7 +203,7 @@ def test_an_interval_that_begins_below_zero_is_drawn(kind: ChartKind, is_log: bo
     assert text.count('class="whisker"') == 2
 
 
-def test_of_thousands_of_points_the_same_ones_are_drawn_in_the_same_order() -> None:
+def test_of_thousands_of_points_the_same_ones_are_drawn_in_the_same_order():
     marks = tuple(Mark(step, ns + step) for ns in (2e6, 1e6) for step in range(800))
     times = Axis("time", quantity="ns")
     drawn = Chart("steps", "Steps", ChartKind.STRIP, Axis("step"), times, {"": (Series("", "", marks),)})
@@ -218,7 +214,7 @@ def test_of_thousands_of_points_the_same_ones_are_drawn_in_the_same_order() -> N
     assert points == sorted(points, key=lambda point: (point[0], -point[1]))
 
 
-def test_no_two_elements_have_the_same_id() -> None:
+def test_no_two_elements_have_the_same_id():
     ids = Elements(render("name")).values("id")
     assert len(ids) == len(set(ids))
 
@@ -230,14 +226,14 @@ QUICK = ("h200-attention", "own_program")
 OF_CI = (*QUICK, "accuracy", "attention_scaling", "context_parallel", "profilers")
 
 
-def examples() -> Iterator[Any]:
+def examples():
     for path in sorted(ROOT.glob("examples/*/run.json")):
         name = path.parent.name
         marks = [*[pytest.mark.slow] * (name not in QUICK), *[pytest.mark.exhaustive] * (name not in OF_CI)]
         yield pytest.param(path.parent, marks=marks, id=name)
 
 
-def words_of(document: Document) -> Iterator[str]:
+def words_of(document):
     """Every text and figure of SUMMARY.md and details.md, without their markup."""
     for section in document.without(OnPage.HTML).sections:
         # The charts of the plots are among those to choose from.
@@ -258,7 +254,7 @@ def words_of(document: Document) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("example", list(examples()))
-def test_it_holds_every_text_and_figure_of_the_other_pages(example: Path) -> None:
+def test_it_holds_every_text_and_figure_of_the_other_pages(example):
     data, run = store.load(example)
     made = build(analyze.analyze(data, run), data, run)
     written = page.render(made, rendering.find_templates())
@@ -268,7 +264,7 @@ def test_it_holds_every_text_and_figure_of_the_other_pages(example: Path) -> Non
     assert [words for words in words_of(made) if visible(words).replace(f"in{SUMMARY}", "") not in text] == []
 
 
-def test_the_answer_its_picture_and_the_times_stand_first_and_the_rest_is_folded() -> None:
+def test_the_answer_its_picture_and_the_times_stand_first_and_the_rest_is_folded():
     data, run = store.load(ROOT / "examples" / "scenarios")
     made = build(analyze.analyze(data, run), data, run)
     text = page.render(made, rendering.find_templates()).partition("<main")[2].partition("<dialog")[0]

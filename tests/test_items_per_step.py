@@ -1,7 +1,5 @@
 """``items_per_step``: what a step processes, and the items per second that follow from its time."""
 
-from __future__ import annotations
-
 import pytest
 from program import WITHOUT_TORCH, profpipe, rows
 

@@ -1,7 +1,5 @@
 """Recognise a job that an earlier run has done, and reuse its files."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A runner that is killed, at any point of its life: nothing that was finished is lost, and nothing is repeated."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """What counts as a secret, and what does not: docs/security.md has the rules."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """One program on several nodes: srun starts it on two nodes of a real Slurm, on CPUs, with gloo between its ranks."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -1,7 +1,5 @@
 """The noise model: what pairs, processes and runs of the same code show, and the database that keeps it."""
 
-from __future__ import annotations
-
 import math
 import random
 import sqlite3

@@ -1,7 +1,5 @@
 """A wheel, an editable install and a bare checkout all find the parsers, workloads and templates."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The process of the next job is started while a job runs, and nothing else changes by that."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

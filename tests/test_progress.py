@@ -1,7 +1,5 @@
 """Progress of a run: plain lines in a file, one live line on a terminal."""
 
-from __future__ import annotations
-
 import io
 import os
 import pty

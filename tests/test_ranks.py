@@ -1,7 +1,5 @@
 """Cases that several processes run together: under a real torchrun, on the CPU with gloo."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Recordings after public bug reports: what is true of each, and what a page must not say."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Requests in which a language model generates tokens, recognised by the lengths of the inputs of its calls."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

@@ -1,7 +1,5 @@
 """The first screen on a terminal: what it shows, within any width, in any encoding, and of names from anybody."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import shutil

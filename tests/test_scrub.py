@@ -1,7 +1,5 @@
 """What must not be in a scrubbed export, and that nothing else is missing from it."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """The values of secret variables in a command: its processes get them, and nothing that is published holds them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Comparisons of cases that ran on several nodes of a cluster. Numbers are made up."""
 
-from __future__ import annotations
-
 import pytest
 from report_study import analyze, case_row, every_table, metric_row, tables
 

@@ -1,7 +1,5 @@
 """The plan, the batch script and the records of a run on a cluster, without one."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -3,8 +3,6 @@
 The programs of Slurm are stand-ins, which answer as those of Slurm 22.05 do: no test cluster has accounting.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

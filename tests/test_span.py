@@ -1,7 +1,5 @@
 """``capture: {after_s, for_s}``: a span of time of a real server, which has no steps and does not end by itself."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import socket

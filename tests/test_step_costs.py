@@ -1,7 +1,5 @@
 """What steps cost: energy by the counter of the driver, its page, and its verdicts in pairs."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import random

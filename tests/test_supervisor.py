@@ -1,7 +1,5 @@
 """Nothing outlives the runner: what it started ends within two seconds, whatever it ignores and wherever it hides."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

@@ -1,7 +1,5 @@
 """What the cases reach of the targets of a pipeline file. Numbers are made up."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@ No test asserts how fast anything is. The GPU's side runs against a stand-in for
 clocks and its allocator follow the test.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

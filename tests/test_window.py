@@ -4,8 +4,6 @@ No GPU is needed: the programs hold a stand-in for the CUDA runtime, and for AMD
 call and the step in which it was made.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
