@@ -35,7 +35,7 @@ from profpipe.results.manifest import Gpu, JobEntry, Machine, Manifest, NodeEntr
 from profpipe.results.tasks import Task, TaskState
 from profpipe.runner.request import RunRequest
 from profpipe.runner.slurm import collect, queue, records, submit
-from profpipe.runner.slurm.records import Record
+from profpipe.runner.slurm.records import TaskRecord
 
 #: Each says that it is none of Slurm's. All tasks wait.
 STAND_INS = {
@@ -109,7 +109,7 @@ def _install(folder: Path, tasks: int) -> None:
     os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
 
 
-def simulated_record(run: str, task: Task, kernels: int) -> Record:
+def simulated_record(run: str, task: Task, kernels: int) -> TaskRecord:
     """Return the record of a task that ended well: made-up times of its case under plain and torch."""
     (case,) = task.cases
     key = {"run": run, "workload": task.workload, "case": case}
@@ -139,7 +139,7 @@ def simulated_record(run: str, task: Task, kernels: int) -> Record:
         nodes={node: NodeEntry(Machine((gpu,), "Simulated CPU"))},
         tasks=(replace(task, state=TaskState.DONE, attempt=1, node=node, job=f"4711_{task.index}"),),
     )
-    return Record(known, texts)
+    return TaskRecord(known, texts)
 
 
 if __name__ == "__main__":

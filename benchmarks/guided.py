@@ -114,7 +114,7 @@ def compare(every: Sequence[Launch], few: Sequence[Launch], chosen: Sequence[Cho
 
 def value_of(launch: Launch, metric: str) -> float:
     """In ns, byte or %; NaN where it was not measured."""
-    return ncu.in_base_unit(*launch.values.get(metric, (math.nan, "")))[0]
+    return ncu.convert_unit(*launch.values.get(metric, (math.nan, "")))[0]
 
 
 if __name__ == "__main__":

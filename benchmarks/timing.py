@@ -57,7 +57,7 @@ def compare_with_do_bench(impl: str, mode: str, seqlen: int, rounds: int) -> Non
         samples = sampling.sample(
             call,
             device="cuda",
-            rule=sampling.StoppingRule().for_round(number, rounds, len(profpipe_ns)),
+            rule=sampling.StoppingRule().limit_round(number, rounds, len(profpipe_ns)),
             earlier=profpipe_ns,
             range_name="benchmark",
             annotate=lambda name: nullcontext(),

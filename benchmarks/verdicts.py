@@ -41,7 +41,7 @@ sys.path.insert(0, str(ROOT))
 from profpipe.analysis import pairs, verdict  # noqa: E402
 from profpipe.analysis.verdict import Judgement  # noqa: E402
 from profpipe.results import pair_blocks, store  # noqa: E402
-from profpipe.results.pair_blocks import Block  # noqa: E402
+from profpipe.results.pair_blocks import PairBlock  # noqa: E402
 from profpipe.results.schema import Verdict  # noqa: E402
 
 #: The standard deviation of the median of one process, by its samples alone.
@@ -291,13 +291,13 @@ def print_runs(folders: Sequence[Path], seed: int) -> None:
     verdicts: dict[str, Counter[str]] = {}
     directions: Counter[str] = Counter()
     gates: Counter[str] = Counter()
-    times: dict[tuple[Block, str], list[float]] = {}
+    times: dict[tuple[PairBlock, str], list[float]] = {}
     further: list[str] = []
     for folder in folders:
         data, run = store.load(folder)
         found = pairs.analyze(data, run)
         assert run.ab is not None
-        gates.update([found.gate.value] if found.gate and run.ab.is_aa else [])
+        gates.update([found.gate.verdict.value] if found.gate and run.ab.is_aa else [])
         for case in found.cases:
             # The block of a gate is measured only after a first one that fails it, and would hide its verdict.
             judged = case.judgement if case.further_pairs else case.first or case.judgement
@@ -313,7 +313,7 @@ def print_runs(folders: Sequence[Path], seed: int) -> None:
             for name, subject, value in zip(rows["case"], rows["subject"], rows["value"], strict=True):
                 block = pair_blocks.block_of(int(subject.split()[1]), run.ab)
                 # Processes of the block of a gate are like those of the first.
-                kind = Block.FURTHER if block is Block.FURTHER else Block.FIRST
+                kind = PairBlock.FURTHER if block is PairBlock.FURTHER else PairBlock.FIRST
                 times.setdefault((kind, name), []).append(math.log(value))
     heads = ("cases", *Verdict, "estimates above 0")
     print(f"| B | {' | '.join(heads)} |\n| --- |{' ---: |' * len(heads)}")
@@ -325,11 +325,11 @@ def print_runs(folders: Sequence[Path], seed: int) -> None:
     if further:
         print("\n| B | case | first block | further pairs | after them |\n| --- | --- | --- | ---: | --- |")
         print("\n".join(further))
-    for kind, count in ((Block.FIRST, PAIRS), (Block.FURTHER, pair_blocks.FIRST_LOOK)):
+    for kind, count in ((PairBlock.FIRST, PAIRS), (PairBlock.FURTHER, pair_blocks.FIRST_LOOK)):
         if processes := [logs for (block, _), logs in times.items() if block is kind and len(logs) >= 2 * count]:
-            judge = verdict.judge if kind is Block.FIRST else verdict.judge_further
+            judge = verdict.judge if kind is PairBlock.FIRST else verdict.judge_further
             rate = redrawn_false_rate(processes, count, judge, random.Random(seed))
-            pairs_of = "further pairs" if kind is Block.FURTHER else "pairs"
+            pairs_of = "further pairs" if kind is PairBlock.FURTHER else "pairs"
             print(
                 f"\nFalse verdicts in {BLOCKS} blocks of {count} {pairs_of}, resampled in each case: {100 * rate:.2f} %"
             )

@@ -3,7 +3,7 @@
 One JSON object a line. Each process begins with ``started``; a job whose process died continues in another one, in the
 same file. The last process that began a case counts.
 
-Of several ranks each has a file (``job.rank1.jsonl``). Rank 0 has the cases. Other ranks add only numbers of cases
+Of several ranks, all have a file (``job.rank1.jsonl``). Rank 0 has the cases. Other ranks add only numbers of cases
 that ended well, with the subject ``rank 1``.
 """
 
@@ -28,7 +28,7 @@ _CRASHED = "the process ended inside this case; see log.txt beside it for its la
 
 
 @dataclass
-class Attempt:
+class CaseLog:
     """One process's events of one case; ``status`` is ``crashed`` until ``case_ended``."""
 
     profiler: str
@@ -44,10 +44,10 @@ class Attempt:
 
 
 @dataclass
-class Record:
-    """A whole file: the last attempt of each case, and the last process."""
+class JobLog:
+    """A whole file: the last attempts of the cases, and the last process."""
 
-    attempts: dict[tuple[str, str], Attempt] = field(default_factory=dict)
+    attempts: dict[tuple[str, str], CaseLog] = field(default_factory=dict)
     process: int = 0
     rank: int = 0
     profiler: str = ""
@@ -57,12 +57,12 @@ class Record:
     #: (function of the workload that failed, reason) -> cases.
     failed_functions: dict[tuple[str, str], list[str]] = field(default_factory=dict)
 
-    def attempt(self, event: dict[str, Any]) -> Attempt:
+    def attempt(self, event: dict[str, Any]) -> CaseLog:
         """Return this process's attempt at the event's case, in place of an earlier process's.
 
         A process may start a case several times, so ``case_started`` begins no new attempt.
         """
-        fresh = Attempt(self.profiler, str(event["case"]), self.process)
+        fresh = CaseLog(self.profiler, str(event["case"]), self.process)
         current = self.attempts.get((fresh.profiler, fresh.case))
         if current is None or current.process != fresh.process:
             self.attempts[fresh.profiler, fresh.case] = current = fresh
@@ -77,11 +77,11 @@ def sniff(path: Path) -> bool:
 
 
 def parse(path: Path) -> schema.Tables:
-    """Read cases (one row each) and metrics; samples are summarised.
+    """Read cases (one a row) and metrics; samples are summarised.
 
     A line that is no event is dropped with a note. Raises ``UnreadableFile`` where no case is left.
     """
-    record, (events, bad) = Record(), event_lines.read(path)
+    record, (events, bad) = JobLog(), event_lines.read(path)
     for event in events:
         if handler := _HANDLERS.get(event["event"]):
             handler(record, event)
@@ -93,7 +93,7 @@ def parse(path: Path) -> schema.Tables:
     return _tables(record)
 
 
-def _read_start(record: Record, event: dict[str, Any]) -> None:
+def _read_start(record: JobLog, event: dict[str, Any]) -> None:
     record.profiler, record.process = event.get("profiler") or "", record.process + 1
     record.rank = int(event.get("rank") or 0)
     record.torch = str(event.get("torch") or "")
@@ -101,17 +101,17 @@ def _read_start(record: Record, event: dict[str, Any]) -> None:
     record.device = str(machine.get("device") or "") if isinstance(machine, dict) else ""
 
 
-def _read_case_start(record: Record, event: dict[str, Any]) -> None:
+def _read_case_start(record: JobLog, event: dict[str, Any]) -> None:
     record.attempt(event).params = dict(event.get("params") or {})
 
 
-def _read_samples(record: Record, event: dict[str, Any]) -> None:
+def _read_samples(record: JobLog, event: dict[str, Any]) -> None:
     factor = event_lines.NS_PER[event["unit"]]
     samples = record.attempt(event).samples_ns.setdefault(str(event.get("metric") or "time"), [])
     samples += [float(value) * factor for value in event["values"]]
 
 
-def _read_metric(record: Record, event: dict[str, Any]) -> None:
+def _read_metric(record: JobLog, event: dict[str, Any]) -> None:
     attempt, name = record.attempt(event), str(event["metric"])
     try:
         row: dict[str, Any] = {k: float(event[k]) for k in ("value", "ci_low", "ci_high") if event.get(k) is not None}
@@ -123,14 +123,14 @@ def _read_metric(record: Record, event: dict[str, Any]) -> None:
     attempt.metrics[str(event.get("subject") or ""), name] = row
 
 
-def _read_error(record: Record, event: dict[str, Any]) -> None:
+def _read_error(record: JobLog, event: dict[str, Any]) -> None:
     """Note a function of the workload that failed. The reason of a failed case is in ``case_ended``."""
     if during := event.get("during"):
         cases = record.failed_functions.setdefault((str(during), str(event.get("reason") or "")), [])
         cases.append(str(event["case"]))
 
 
-def _read_case_end(record: Record, event: dict[str, Any]) -> None:
+def _read_case_end(record: JobLog, event: dict[str, Any]) -> None:
     attempt = record.attempt(event)
     attempt.status, attempt.reason = event["status"], event.get("reason") or ""
     attempt.seconds = None if event.get("seconds") is None else float(event["seconds"])
@@ -152,7 +152,7 @@ _HANDLERS = {
 }
 
 
-def _tables(record: Record) -> schema.Tables:
+def _tables(record: JobLog) -> schema.Tables:
     cases: list[dict[str, Any]] = []
     metrics: list[dict[str, Any]] = []
     for attempt in record.attempts.values():
@@ -182,7 +182,7 @@ def _tables(record: Record) -> schema.Tables:
     )
 
 
-def _label_rank(rank: int, attempt: Attempt, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _label_rank(rank: int, attempt: CaseLog, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the numbers of another rank that have no subject yet: phases and places in the code keep theirs."""
     if attempt.status == "ok":
         yield from ({**row, "subject": f"{schema.RANK_PREFIX}{rank}"} for row in rows if not row["subject"])

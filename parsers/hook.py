@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from profpipe.errors import UnreadableFile
 from profpipe.ingest.steps import accounting, calls, figures
@@ -89,9 +90,9 @@ def _tables(lines: list[dict[str, Any]], damage: list[str]) -> schema.Tables:
     iterations = _iterations(written) if about.get("rank") is None else []
     parts = iterations or _parts(written)
     steps = _steps(written, about, parts, bool(iterations))
-    requests = [] if about.get("rank") else list(_settled_requests(parts, steps))
+    requests = [] if about.get("rank") or not parts else list(_settled_requests(parts, steps))
     return schema.Tables(
-        steps=schema.frame(schema.STEPS, steps),
+        steps=steps,
         metrics=schema.frame(
             schema.METRICS,
             [
@@ -108,45 +109,36 @@ def _tables(lines: list[dict[str, Any]], damage: list[str]) -> schema.Tables:
 
 def _steps(
     written: list[dict[str, Any]], about: dict[str, Any], parts: list[_Part], are_iterations: bool
-) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = [
-        {"step": int(number), "start_ns": float(start), "wall_ns": float(wall), "rule": schema.StepRule(line["rule"])}
-        for line in written
-        if line["hook"] == "steps"
-        for number, start, wall in zip(line["step"], line["start_ns"], line["wall_ns"], strict=True)
-    ]
-    if not rows:
-        return []
+) -> pd.DataFrame:
+    lines = [line for line in written if line["hook"] == "steps" and line["step"]]
+    if not lines:
+        return schema.empty(schema.STEPS)
+    # As Python objects, a million steps take a gigabyte.
+    recorded = np.fromiter((int(number) for line in lines for number in line["step"]), np.int64)
+    start, wall = (
+        np.fromiter((float(ns) for line in lines for ns in line[of]), float) for of in ("start_ns", "wall_ns")
+    )
+    rule = np.repeat(np.array([line["rule"] for line in lines], dtype=object), [len(line["step"]) for line in lines])
+    is_step, kind = np.ones(len(wall), dtype=bool), np.full(len(wall), "", dtype=object)
     if parts:
-        rows = [
-            {**rows[part.first], "kind": part.kind, "is_step": part.is_step,
-             "wall_ns": sum(row["wall_ns"] for row in rows[part.first : part.last + 1])}
-            for part, _, _ in parts
-        ]  # fmt: skip
-    recorded = [row["step"] for row in rows]
-    if are_iterations:
-        # Iterations have numbers of their own, under each profiler.
-        rows = [{**row, "step": number} for number, row in enumerate(rows)]
-    is_step = np.array([row.pop("is_step", True) for row in rows])
-    states = np.full(len(rows), StepState.OTHER.value, dtype=object)
-    states[is_step] = accounting.states(np.array([row["wall_ns"] for row in rows])[is_step])
-    origin_ns, warmup = rows[0]["start_ns"], int(about.get("warmup") or 0)
+        first = [part.first for part, *_ in parts]
+        wall = np.array([sum(wall[part.first : part.last + 1].tolist()) for part, *_ in parts])
+        recorded, start, rule = recorded[first], start[first], rule[first]
+        is_step = np.array([part.is_step for part, *_ in parts])
+        kind = np.array([part.kind for part, *_ in parts], dtype=object)
+    states = np.full(len(wall), StepState.OTHER.value, dtype=object)
+    states[is_step] = accounting.states(wall[is_step])
+    warmup = int(about.get("warmup") or 0)
+    if len(wall) > warmup:
+        # The user knows better than the change point.
+        states[is_step & (recorded < warmup)] = StepState.WARMUP.value
     # The last steps of a process that was killed say no device.
     device = next((line["device"] for line in reversed(written) if "device" in line), None)
     place = {"process": about.get("pid"), "rank": about.get("rank"), "device": device, "profiler": "plain"}
-    return [
-        {
-            **row,
-            **place,
-            "rule": row["rule"].value,
-            "start_ns": row["start_ns"] - origin_ns,
-            # The user knows better than the change point.
-            "state": StepState.WARMUP.value
-            if number < warmup and len(rows) > warmup and state != StepState.OTHER.value
-            else state,
-        }
-        for row, number, state in zip(rows, recorded, states, strict=True)
-    ]
+    # Iterations have numbers of their own, under each profiler.
+    step = np.arange(len(wall)) if are_iterations else recorded
+    columns = {"step": step, "state": states, "rule": rule, "kind": kind, "start_ns": start - start[0], "wall_ns": wall}
+    return schema.frame(schema.STEPS, {**columns, **place})
 
 
 @dataclass
@@ -164,7 +156,7 @@ class _Request:
 
     @property
     def output(self) -> int:
-        """The tokens of each sequence: one of each call."""
+        """The tokens of a sequence: one of a call."""
         return 1 + len(self.decode_ns)
 
     @property
@@ -174,32 +166,34 @@ class _Request:
         return 1e9 * self.batch * self.output / (self.prefill_ns + sum(whole_ns) + float(np.median(whole_ns)))
 
 
-def _settled_requests(parts: list[_Part], steps: list[dict[str, Any]]) -> Iterator[_Request]:
+def _settled_requests(parts: list[_Part], steps: pd.DataFrame) -> Iterator[_Request]:
     """Yield the requests without those, such as the first of a process, of which few calls after the prompt are steady.
 
     At least half of these calls are steady steps in the others.
     """
-    steady = {row["step"] for row in steps if row["state"] == StepState.STEADY.value}
-    for request in _split(parts, [row["wall_ns"] for row in steps]):
+    steady = set(steps["step"][steps["state"] == StepState.STEADY.value])
+    for request in _split(parts, steps["wall_ns"].tolist()):
         decode = request.decode[: len(request.decode_ns) - 1]
         if 2 * sum(step in steady for step in decode) >= len(decode):
             yield request
 
 
-def _requests(requests: list[_Request], steps: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _requests(requests: list[_Request], steps: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """Yield the figures of the requests in which a language model generates tokens, by the length of the prompt.
 
     They are those of the process without a rank, or of rank 0. The time of a token is the median of steady steps, of
     uneven ones the mean, as the time of a step is. Where all prompts have one length, it is that of all steady steps.
     """
-    steady = {row["step"]: row["wall_ns"] for row in steps if row["state"] == StepState.STEADY.value}
-    is_uneven = bool(steady) and figures.typical(list(steady.values()))[1] > schema.UNEVEN_STEPS
+    if not requests:
+        return
+    steady = steps.loc[steps["state"] == StepState.STEADY.value, "wall_ns"].tolist()
+    is_uneven = bool(steady) and figures.typical(steady)[1] > schema.UNEVEN_STEPS
     by_prompt: dict[int, list[_Request]] = {}
     for request in requests:
         by_prompt.setdefault(request.prompt, []).append(request)
     for prompt, prompt_requests in sorted(by_prompt.items()):
         decoded = [wall for request in prompt_requests for wall in request.decode_ns[:-1]]
-        tokens = decoded if len(by_prompt) > 1 else list(steady.values())
+        tokens = decoded if len(by_prompt) > 1 else steady
         samples: dict[str, tuple[list[float], str]] = {
             "request_batch": ([float(request.batch) for request in prompt_requests], "1"),
             "request_output": ([float(request.output) for request in prompt_requests], "1"),
@@ -238,7 +232,7 @@ _FEWEST_CALLS = 3
 
 
 def _join_threads(written: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the lines so that the calls of each thread are one line, where there are several: the longest first.
+    """Return the lines so that the calls of a thread are one line, where there are several: the longest first.
 
     These calls overlap, so the energy between two readings is that of none of them.
     """
@@ -327,7 +321,7 @@ _LEAST_FILLED = 0.9
 def _energy(
     written: list[dict[str, Any]],
     about: dict[str, Any],
-    steps: list[dict[str, Any]],
+    steps: pd.DataFrame,
     parts: list[_Part],
     requests: list[_Request],
 ) -> Iterator[dict[str, Any]]:
@@ -344,12 +338,12 @@ def _energy(
     of = {"subject": "" if rank is None else f"{schema.RANK_PREFIX}{rank}"}
     yield {**of, "metric": schema.GPUS, "value": float(max(line["gpus"] for line in readings)), "unit": "1", "n": 1}
     # Of iterations, by the number of the first step.
-    recorded = [step for _, step, _ in parts] or [row["step"] for row in steps]
-    are_steady = (row["state"] == StepState.STEADY.value for row in steps)
+    recorded = [step for _, step, _ in parts] or steps["step"].tolist()
+    are_steady = steps["state"] == StepState.STEADY.value
     metric, counts = schema.ENERGIES[1], dict.fromkeys(itertools.compress(recorded, are_steady), 1)
     if requests:
         # Each call gives one token of each sequence. As in the times, outliers do not count.
-        outliers = {row["step"] for row in steps if row["state"] == StepState.OUTLIER.value}
+        outliers = set(steps["step"][steps["state"] == StepState.OUTLIER.value])
         tokens = ((request.batch, step) for request in requests for step in (request.step, *request.decode))
         metric, counts = schema.ENERGIES[0], {step: batch for batch, step in tokens if step not in outliers}
     # The other calls of a step take time, and are in its count.

@@ -1,10 +1,10 @@
 """Read what ``ncu`` 2020 to 2026 prints: CSV of the raw and the details page, and the text page, plain or gzipped.
 
-Columns are found by name: each version has others. ncu's messages (``==PROF== …``) and the program's output stand among
+Columns are found by name: versions have others. ncu's messages (``==PROF== …``) and the program's output stand among
 the rows. From 2025 on ncu shortens the names of kernels in CSV (``at::native::`` to ``at::``, ``(int)64`` to ``64``);
 ``kernel_names.normalise`` gives all tools one spelling.
 
-The raw page has a column for each metric, the details page a row for each. The text page has a line for each kernel and
+The raw page has a column for a metric, the details page a row. The text page has a line for a kernel and
 the tables of its sections below it.
 """
 
@@ -113,7 +113,7 @@ class Page:
     is_details: bool = False
 
     def launch(self, segment: int, cells: dict[str, str], row: int = 0) -> ncu.Launch:
-        """Return the launch of a row. ``row`` is its number where each row is a launch."""
+        """Return the launch of a row. ``row`` is its number where rows are launches."""
         key = (segment, cells.get("Host Name", ""), cells.get("Process ID", ""), cells["ID"], row)
         if key not in self.launches:
             device = cells.get("Device", "")
@@ -238,7 +238,7 @@ def is_header(line: str) -> bool:
 
 @dataclass
 class _Segment:
-    """The rows under one header: a column for each metric (``figures``), or on the details page a row for each."""
+    """The rows under one header: a column for a metric (``figures``), or on the details page a row."""
 
     header: list[str]
     units: dict[str, str] = field(default_factory=dict)
@@ -317,7 +317,7 @@ def match_kernel(line: str) -> re.Match[str] | None:
 
 
 def read_text(lines: Sequence[str]) -> Page:
-    """Read the text page: launches, with the rows of the tables below each."""
+    """Read the text page: launches, with the rows of the tables below them."""
     page, rows = Page(is_details=True), list(_text_rows(lines))
     mark = decimal_mark(row.get("Metric Value", "") for row in rows)
     for cells in rows:
@@ -328,7 +328,7 @@ def read_text(lines: Sequence[str]) -> Page:
 
 
 def _text_rows(lines: Sequence[str]) -> Iterator[dict[str, str]]:
-    """Yield the cells of each kernel's line, then those of each row of its sections, with the kernel's cells.
+    """Yield the cells of a kernel's line, then those of the rows of its sections, with the kernel's cells.
 
     The gaps of the ruler divide a row: a name may hold blanks, and a unit may be empty.
     """

@@ -60,19 +60,20 @@ def parse(path: Path) -> schema.Tables:
 
 
 def single_launches(path: Path) -> list[ncu.Launch]:
-    """Return each launch that ``parse`` adds up, in the order in which ncu profiled them. Raises as ``parse`` does."""
+    """Return the launches that ``parse`` adds up, in the order in which ncu profiled them. Raises as ``parse`` does."""
     return ncu.select(path, _read(path)[0], schema.Origin())[0]
 
 
 def _read(path: Path) -> tuple[list[ncu.Launch], str, str]:
-    """Return (every launch in the report, the version of ncu that wrote it, the GPU's name)."""
+    """Return (all launches in the report, the version of ncu that wrote it, the GPU's name)."""
     results, written_by = _count_results(path), _written_by(path)
     context = _open(path, written_by)
     try:
         ranges = [context.range_by_idx(number) for number in range(context.num_ranges())]
         actions = [results.action_by_idx(number) for results in ranges for number in range(results.num_actions())]
         launches = [_launch(action) for action in actions]
-        device = _text(actions[0], "device__attribute_display_name") if actions else ""
+        name = actions[0].metric_by_name("device__attribute_display_name") if actions else None
+        device = "" if name is None else _clean(name.as_string() or "")
     except _BINDING_ERRORS as error:
         raise UnreadableFile(path, f"an ncu report that is damaged ({error})", _PROFILE_AGAIN) from error
     if not results:
@@ -221,11 +222,6 @@ def _integer(action: Any, name: str) -> int | None:
 
 def _shape(action: Any, what: str) -> str:
     return launch_tables.shape([_integer(action, f"launch__{what}_dim_{axis}") for axis in "xyz"])
-
-
-def _text(action: Any, name: str) -> str:
-    metric = action.metric_by_name(name)
-    return "" if metric is None else _clean(metric.as_string() or "")
 
 
 def _path(state: Any) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Read what `nsys stats` prints: CSV, TSV, and its two kinds of text tables, of every version since 2020.
+"""Read what `nsys stats` prints: CSV, TSV, and its two kinds of text tables, of all versions since 2020.
 
 A file may hold several reports, and the same kernels in several of them. Text tables have the thousands separators and
 decimal commas of the locale. Sources: nsys 2022.4 and 2023.4 as run, 2020 and 2024 as recorded by others.
@@ -103,7 +103,7 @@ def _parse(lines: list[str]) -> schema.Tables:
     )
 
 
-def _choose(tables: Sequence[nsys_stats.Table], notes: list[str]) -> list[pd.DataFrame]:
+def _choose(tables: Sequence[nsys_stats.StatsTable], notes: list[str]) -> list[pd.DataFrame]:
     """Choose the tables of one kind, so that no kernel of the capture counts twice."""
     read = (_kernel_rows(kind, tables) for kind in _KERNEL_TABLES)
     offers = [rows for rows in read if len(rows.kernels)]
@@ -119,7 +119,7 @@ def _choose(tables: Sequence[nsys_stats.Table], notes: list[str]) -> list[pd.Dat
     return [best.frame] if best.kind in ("trace", "gpu_sum") or not len(copies) else [best.frame, copies]
 
 
-def _best(offers: list[_Rows], notes: list[str]) -> _Rows:
+def _best(offers: list[_KernelRows], notes: list[str]) -> _KernelRows:
     # A trace in seconds shows 0.0000 for most kernels; a summary in the same file has more digits.
     offers.sort(key=lambda offer: offer.resolution_ns > _COARSE_NS)
     best = offers[0]
@@ -134,7 +134,7 @@ def _best(offers: list[_Rows], notes: list[str]) -> _Rows:
     return best
 
 
-def _notes(frame: pd.DataFrame, tables: Sequence[nsys_stats.Table]) -> list[str]:
+def _notes(frame: pd.DataFrame, tables: Sequence[nsys_stats.StatsTable]) -> list[str]:
     notes = []
     cut = frame["kernel"].astype(str).str.endswith(_CUT)
     if cut.any():
@@ -162,7 +162,7 @@ _TIMES: Final = {"trace": "duration", "exec_trace": "kernel dur", "exec_sum": "k
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _KernelRows:
     """Rows of ``kernels`` from tables of one ``kind``, and the resolution of their printed times.
 
     ``of_launches``: the printed times are of single launches, or their mean.
@@ -185,7 +185,7 @@ class _Rows:
     def launches(self) -> int:
         return int(self.kernels["calls"].sum())
 
-    def repeat(self, other: _Rows) -> bool:
+    def repeat(self, other: _KernelRows) -> bool:
         """Return True where both are the same report, printed under two names, or in two formats or units."""
         if self.totals == other.totals:
             return True
@@ -199,27 +199,27 @@ class _Rows:
         return bool(((mine["total_ns"] - theirs["total_ns"]).abs() <= rounded).all())
 
 
-def _kernel_rows(kind: str, tables: Iterable[nsys_stats.Table]) -> _Rows:
+def _kernel_rows(kind: str, tables: Iterable[nsys_stats.StatsTable]) -> _KernelRows:
     """Return rows of ``kernels`` from the tables of ``kind`` of one capture. Raises ``Damaged`` for a contradiction.
 
     A report that was printed twice counts once, at its finest resolution.
     """
-    distinct: list[_Rows] = []
+    distinct: list[_KernelRows] = []
     times = _TIMES.get(kind, "total time")
     finest_first = sorted(
         (table for table in tables if table.kind == kind), key=lambda table: table.resolution_ns(times)
     )
     for table in finest_first:
         frame = _read_launches(table) if kind in _LAUNCHES else _read_summary(table)
-        rows = _Rows(kind, frame, table.resolution_ns(times), kind in _TIMES)
+        rows = _KernelRows(kind, frame, table.resolution_ns(times), kind in _TIMES)
         if not any(rows.repeat(other) for other in distinct):
             distinct.append(rows)
     if not distinct:
-        return _Rows(kind, schema.empty(schema.KERNELS), 0.0)
-    return _Rows(kind, pd.concat([rows.frame for rows in distinct]), max(rows.resolution_ns for rows in distinct))
+        return _KernelRows(kind, schema.empty(schema.KERNELS), 0.0)
+    return _KernelRows(kind, pd.concat([rows.frame for rows in distinct]), max(rows.resolution_ns for rows in distinct))
 
 
-def _read_launches(table: nsys_stats.Table) -> pd.DataFrame:
+def _read_launches(table: nsys_stats.StatsTable) -> pd.DataFrame:
     names = table.column("name" if table.kind == "trace" else "kernel name")
     launches = pd.DataFrame({"duration_ns": table.times(_TIMES[table.kind])})
     launches["kernel"] = pd.Categorical(names)
@@ -235,7 +235,7 @@ def _read_launches(table: nsys_stats.Table) -> pd.DataFrame:
     return launch_tables.kernel_rows(launches)
 
 
-def _read_summary(table: nsys_stats.Table) -> pd.DataFrame:
+def _read_summary(table: nsys_stats.StatsTable) -> pd.DataFrame:
     name = next(c for c in ("kernel name", "name", "operation") if table.has(c))
     calls = table.whole_numbers(next(c for c in ("instances", "count") if table.has(c)))
     data: dict[str, Any] = {"kernel": table.column(name), "calls": calls}
@@ -255,7 +255,7 @@ def _read_summary(table: nsys_stats.Table) -> pd.DataFrame:
     return schema.frame(schema.KERNELS, frame)
 
 
-def _check(frame: pd.DataFrame, table: nsys_stats.Table) -> None:
+def _check(frame: pd.DataFrame, table: nsys_stats.StatsTable) -> None:
     """Raise ``Damaged`` where a row of a summary is not whole, or its numbers contradict each other."""
     if frame[["calls", "total_ns"]].isna().any(axis=None) or (frame["calls"] < 1).any():
         raise nsys_stats.Damaged("a row has no time or no launches")
@@ -297,7 +297,7 @@ def _merge(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _common_stddev(frame: pd.DataFrame, keys: list[str], merged: pd.DataFrame) -> pd.Series[Any]:
-    """Return the standard deviation from the squares inside each part and those of the parts' means."""
+    """Return the standard deviation from the squares inside the parts and those of the parts' means."""
     mean = merged["mean_ns"].reindex(pd.MultiIndex.from_frame(frame[keys])).array
     inside = (frame["calls"] - 1) * frame["stddev_ns"].where(frame["calls"] > 1, 0.0) ** 2
     squares = inside + frame["calls"] * (frame["mean_ns"] - mean) ** 2
@@ -314,8 +314,8 @@ _INSIDE: Final = ["kernels", "kernel_ns"]
 _VALUES: Final = ["instances", "wall_ns", *_INSIDE]
 
 
-def _range_rows(tables: Sequence[nsys_stats.Table]) -> pd.DataFrame:
-    """Return the sum of each range over all captures; a value that one capture lacks is missing."""
+def _range_rows(tables: Sequence[nsys_stats.StatsTable]) -> pd.DataFrame:
+    """Return the sums of the ranges over all captures; a value that one capture lacks is missing."""
     captures = dict.fromkeys(table.made_from for table in tables)
     parts = [_merge_reports([table for table in tables if table.made_from == capture]) for capture in captures]
     if not (parts := [part for part in parts if len(part)]):
@@ -325,12 +325,12 @@ def _range_rows(tables: Sequence[nsys_stats.Table]) -> pd.DataFrame:
     return schema.frame(schema.RANGES, summed.reset_index())
 
 
-def _merge_reports(tables: Sequence[nsys_stats.Table]) -> pd.DataFrame:
+def _merge_reports(tables: Sequence[nsys_stats.StatsTable]) -> pd.DataFrame:
     """Return wall times from traces, else from sums; with the kernels where a report has them."""
     traces = [_read_trace(table) for table in tables if table.kind == "range_trace"]
     sums = [_read_sum(table) for table in tables if table.kind == "range_sum"]
     inside = [table for table in tables if table.kind == "range_kernels"]
-    # Several reports hold the same ranges, and each may have been printed twice, by its old name and its new one.
+    # Several reports hold the same ranges, and one may have been printed twice, by its old name and its new one.
     walls = _together(traces or sums).drop_duplicates(_KEYS)
     kernels = _together(_once(inside))
     if walls.empty:
@@ -342,8 +342,8 @@ def _merge_reports(tables: Sequence[nsys_stats.Table]) -> pd.DataFrame:
     return joined
 
 
-def _once(inside: Iterable[nsys_stats.Table]) -> list[pd.DataFrame]:
-    """Return the rows of each report once, at its finest resolution."""
+def _once(inside: Iterable[nsys_stats.StatsTable]) -> list[pd.DataFrame]:
+    """Return the rows of a report once, at its finest resolution."""
     keys = ["process", "name", "kernels"]
     kept: list[tuple[float, pd.DataFrame]] = []
     for table in sorted(inside, key=lambda table: table.resolution_ns("total time")):
@@ -364,15 +364,15 @@ def _together(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
     return (pd.concat(given) if given else pd.DataFrame()).reindex(columns=[*_KEYS, "name", *_VALUES])
 
 
-def _read_sum(table: nsys_stats.Table) -> pd.DataFrame:
+def _read_sum(table: nsys_stats.StatsTable) -> pd.DataFrame:
     frame = _bare(table.column("range"))
     frame["instances"] = table.whole_numbers("instances")
     frame["wall_ns"] = table.times("total time")
     return frame.groupby(["case", "range", "name"], sort=False).sum().reset_index()
 
 
-def _read_range_kernels(table: nsys_stats.Table) -> pd.DataFrame:
-    """Return kernels by range from nvtx_kern_sum, which counts a kernel in every range around it, as our tables do."""
+def _read_range_kernels(table: nsys_stats.StatsTable) -> pd.DataFrame:
+    """Return kernels by range from nvtx_kern_sum, which counts a kernel in all ranges around it, as our tables do."""
     frame = _bare(table.column("nvtx range"))
     frame["process"] = table.whole_numbers("pid") if table.has("pid") else float("nan")
     frame["kernels"] = table.whole_numbers("kern inst")
@@ -380,7 +380,7 @@ def _read_range_kernels(table: nsys_stats.Table) -> pd.DataFrame:
     return frame[[not nsys_stats.is_missing(text) for text in table.column("nvtx range")]]
 
 
-def _read_trace(table: nsys_stats.Table) -> pd.DataFrame:
+def _read_trace(table: nsys_stats.StatsTable) -> pd.DataFrame:
     paths = _paths(table)
     frame = pd.DataFrame([schema.split_path(path) for path in paths], columns=["case", "range"])
     frame["name"] = [path[-1] for path in paths]
@@ -396,14 +396,14 @@ def _name(text: str) -> str:
 
 
 def _bare(texts: list[str]) -> pd.DataFrame:
-    """Return ``name``, ``case`` and ``range`` of ranges without known parents."""
+    """Return ``name``, ``case`` and ``range`` of ranges without parents."""
     names = [_name(text) for text in texts]
     frame = pd.DataFrame([schema.split_path([name]) for name in names], columns=["case", "range"])
     return frame.assign(name=names)
 
 
-def _paths(table: nsys_stats.Table) -> list[list[str]]:
-    """Return the names of each row's range and the ranges around it, outermost first."""
+def _paths(table: nsys_stats.StatsTable) -> list[list[str]]:
+    """Return by row the names of its range and the ranges around it, outermost first."""
     parents = dict(zip(table.column("rangeid"), table.column("parentid"), strict=True))
     names = dict(zip(table.column("rangeid"), table.column("name"), strict=True))
     paths = attribution.Paths()

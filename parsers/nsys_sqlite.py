@@ -1,4 +1,4 @@
-"""Read exports of Nsight Systems: SQLite of every schema since 2020, and folders of Parquet files.
+"""Read exports of Nsight Systems: SQLite of all schemas since 2020, and folders of Parquet files.
 
 Both hold the same tables. The exporter leaves out tables without rows, and columns changed with the versions. Times are
 ns since the start of the capture. Ids of threads carry the thread in bits 0 to 23 and the pid in bits 24 to 47. Source:
@@ -70,7 +70,7 @@ def sniff(path: Path) -> bool:
         return False
     try:
         tables = Database(path).tables()
-        # nvprof has tables of the same names, and its own one of texts.
+        # nvprof has tables of the same names, and another one of texts.
         return "StringTable" not in tables and any(map(_is_ours, tables))
     except FAILURES:
         # The first page of a damaged file still holds the schema's text; `parse` says what is wrong.
@@ -176,7 +176,7 @@ def _read(path: Path) -> events.Recording:
 
 
 def _pids(ids: Int64s) -> Int64s:
-    """Return the pid in each id of a process, -1 where the id is NULL."""
+    """Return the pids in ids of processes, -1 where the id is NULL."""
     return np.where(ids == _NULL, -1, (ids >> 24) & _THREAD_BITS)
 
 
@@ -229,7 +229,7 @@ def _are_possible(columns: dict[str, Ints]) -> Bools:
 def _read_activity(
     export: Source, table: str, kind: str, strings: Strings, number: dict[str, int]
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return columns of ``Operations`` from one table; ``number`` has the number of each name, and gets new ones."""
+    """Return columns of ``Operations`` from one table; ``number`` has the numbers of the names, and gets new ones."""
     columns = export.columns(_PREFIX + table)
     label, *others = [name for name in _NAMED_BY[kind] if name in columns] or ["label"]
     read = read_numbers(
@@ -291,7 +291,7 @@ def _read_shapes(export: Source) -> pd.DataFrame | None:
         return None
     columns = [*_read_more(export, "KERNEL", *sizes).values()]
     code, firsts = combine(*columns)
-    # One text for each shape: captures have millions of launches and dozens of shapes.
+    # One text for a shape: captures have millions of launches and dozens of shapes.
     distinct = np.stack([column[firsts] for column in columns], axis=1).tolist()
     texts = {"grid": [launch_tables.shape(row[:3]) for row in distinct]}
     texts["block"] = [launch_tables.shape(row[3:]) for row in distinct]
@@ -299,7 +299,7 @@ def _read_shapes(export: Source) -> pd.DataFrame | None:
 
 
 def _read_graphs(export: Source, kernels: int) -> Int64s:
-    """Return a number for the graph of each of the kernels, negative for none and where the file has no graphs."""
+    """Return a number for the graph of a kernel, negative for none and where the file has no graphs."""
     names = export.columns(f"{_PREFIX}KERNEL")
     # The number of a node has that of its graph above bit 32.
     for name, shift in (("graphNodeId", 32), ("graphId", 0)):
@@ -310,7 +310,7 @@ def _read_graphs(export: Source, kernels: int) -> Int64s:
 
 
 def _read_sizes(export: Source, kind: Ints) -> Int64s:
-    """Return the bytes of each row of a ``kind`` that copies or sets memory, 0 for the others and where unknown."""
+    """Return the bytes of a row of a ``kind`` that copies or sets memory, 0 for the others and where unknown."""
     sizes = np.zeros(len(kind), dtype=np.int64)
     for table in ("MEMCPY", "MEMSET"):
         sizes[kind == schema.KINDS.index(_KINDS[table])] = _read_more(export, table, "bytes")["bytes"]
@@ -319,12 +319,12 @@ def _read_sizes(export: Source, kind: Ints) -> Int64s:
 
 # --- calls of CUDA ---------------------------------------------------------------------------------------------------
 
-#: Not found, not ready, peer access already enabled: programs ask for these answers.
+#: Missing, not ready, peer access already enabled: programs ask for these answers.
 _HARMLESS_RESULTS: Final = (500, 600, 704)
 
 
 @dataclass(frozen=True)
-class _Calls:
+class _ApiCalls:
     """CUDA API calls, times in ns; ``name`` indexes ``names``, which lack the version of the signature."""
 
     start: Int64s
@@ -349,7 +349,7 @@ class _Calls:
         return operations.Spans(self.start[rows], self.end[rows], *place, self.name[rows], self.names)
 
 
-def _read_calls(export: Source, strings: Strings) -> _Calls:
+def _read_calls(export: Source, strings: Strings) -> _ApiCalls:
     columns = read_numbers(
         export,
         f"{_PREFIX}RUNTIME",
@@ -361,7 +361,7 @@ def _read_calls(export: Source, strings: Strings) -> _Calls:
     name, ids = pd.factorize(columns.pop("nameId"))
     # ``cudaLaunchKernel`` of ``cudaLaunchKernel_v7000``
     names = [re.sub(r"_v\d+$", "", text or "a call") for text in strings.of(ids)]
-    return _Calls(
+    return _ApiCalls(
         columns["start"],
         columns["end"],
         columns["globalTid"],
@@ -377,8 +377,8 @@ def _read_all_calls(export: Source, strings: Strings, process: Int64s, correlati
     return calls.called(slice(None)), _join(process, correlation, calls)
 
 
-def _launches(work: Operations, calls: _Calls) -> attribution.Launches:
-    """Return the call behind each activity; without one its start is ``operations.UNKNOWN``."""
+def _launches(work: Operations, calls: _ApiCalls) -> attribution.Launches:
+    """Return the calls behind the activities; without one its start is ``operations.UNKNOWN``."""
     call = _join(work.process, work.correlation, calls)
     unknown = np.flatnonzero(call < 0)
 
@@ -392,8 +392,8 @@ def _launches(work: Operations, calls: _Calls) -> attribution.Launches:
     return attribution.Launches(start, end, thread, work.process, work.is_kind("kernel", "graph"))
 
 
-def _join(process: Int64s, correlation: Ints, calls: _Calls) -> Int64s:
-    """Return the row of each activity's call, -1 where the file has none.
+def _join(process: Int64s, correlation: Ints, calls: _ApiCalls) -> Int64s:
+    """Return the rows of the activities' calls, -1 where the file has none.
 
     They are joined by process and correlation id: ids are unique in a process only.
     """
@@ -406,8 +406,8 @@ def _join(process: Int64s, correlation: Ints, calls: _Calls) -> Int64s:
     return call
 
 
-def _fill_processes(work: Operations, calls: _Calls) -> Int64s:
-    """Return the process of each activity. Exports of some versions lack it: then it is the caller's.
+def _fill_processes(work: Operations, calls: _ApiCalls) -> Int64s:
+    """Return the processes of the activities. Exports of some versions lack it: then it is the caller's.
 
     The caller is the only process that calls, or the only one that uses the correlation id.
     """
@@ -425,13 +425,13 @@ def _fill_processes(work: Operations, calls: _Calls) -> Int64s:
     return process
 
 
-def _find(wanted: Ints, calls: _Calls, rows: Ints) -> Int64s:
+def _find(wanted: Ints, calls: _ApiCalls, rows: Ints) -> Int64s:
     """Find the rows of one process's calls by correlation id; of several with one id the first to begin."""
     rows = rows[np.argsort(-calls.start[rows], kind="stable")]
     ids = calls.correlation[rows].astype(np.int64)
     low, span = int(ids.min()), int(ids.max()) - int(ids.min()) + 1
     if span <= 8 * (len(ids) + len(wanted)):
-        # CUPTI counts upwards, so a table with a place for each id is small.
+        # CUPTI counts upwards, so a table with a place for an id is small.
         place = np.full(span + 1, -1, dtype=np.int64)
         place[ids - low] = rows
         at = wanted.astype(np.int64) - low
@@ -496,7 +496,7 @@ def _read_ranges(export: Source, strings: Strings, latest: int) -> tuple[operati
 def _range_names(
     marks: pd.DataFrame, text: Int64s, texts: list[str], strings: Strings
 ) -> tuple[npt.NDArray[np.int32], list[str]]:
-    """Return (number of each event's name, names). Outside the default domain nsys prints ``domain:name``.
+    """Return (numbers of the events' names, names). Outside the default domain nsys prints ``domain:name``.
 
     Counters are removed, but for the numbers of steps.
     """
@@ -523,7 +523,7 @@ def _range_name(domain: str, name: str) -> str:
 
 # --- what the export hides, lacks and complains of -------------------------------------------------------------------
 
-#: nsys 2022 to 2026 say this of every capture that a range ends.
+#: nsys 2022 to 2026 say this of a capture that a range ends.
 _HARMLESS = re.compile(r"might (not )?have |events were lost\? no")
 _RELEVANT = re.compile(r"CUDA|CUPTI|NVTX|GPU|lost|dropped|driver|permission|privilege", re.IGNORECASE)
 #: Why nothing was recorded: the causes come before what follows from them, and NVTX last.
@@ -536,7 +536,7 @@ _CAUSES = (
 )
 
 
-def _notes(work: Operations, dropped: int, calls: _Calls, called: attribution.Launches) -> list[str]:
+def _notes(work: Operations, dropped: int, calls: _ApiCalls, called: attribution.Launches) -> list[str]:
     """Return the reasons for doubt in kernels and CUDA calls."""
     graph = work.is_kind("graph")
     lost = work.is_kind("kernel") & (called.thread == attribution.NO_THREAD)
@@ -566,7 +566,7 @@ def _notes(work: Operations, dropped: int, calls: _Calls, called: attribution.La
     return notes
 
 
-def _count_lost_graphs(work: Operations, calls: _Calls) -> int:
+def _count_lost_graphs(work: Operations, calls: _ApiCalls) -> int:
     rows = calls.named(lambda name: "GraphLaunch" in name)
     if not len(rows):
         return 0
@@ -598,7 +598,7 @@ def _messages(export: Source, work: Operations) -> tuple[list[str], list[str]]:
     return [line for line in lines if not _HARMLESS.search(line)], [line for line in lines if _HARMLESS.search(line)]
 
 
-def _checks(export: Source, work: Operations, calls: _Calls, called: attribution.Launches) -> list[reconcile.Row]:
+def _checks(export: Source, work: Operations, calls: _ApiCalls, called: attribution.Launches) -> list[reconcile.Row]:
     """Return the launches without a kernel, and the replays of graphs that lack some."""
     checks: list[reconcile.Row] = []
     of_work = dict(groups(work.process))
@@ -626,7 +626,7 @@ def _checks(export: Source, work: Operations, calls: _Calls, called: attribution
     return checks
 
 
-def _launching(calls: _Calls) -> npt.NDArray[np.intp]:
+def _launching(calls: _ApiCalls) -> npt.NDArray[np.intp]:
     """Return the rows of the calls that launched a kernel, without those that failed or built a graph."""
     rows = calls.named(re.compile(r"(cuda|cu)Launch\w*Kernel").match)
     rows = rows[calls.result[rows] <= 0]
@@ -659,7 +659,7 @@ _RANKS = re.compile("nccl|rccl", re.IGNORECASE)
 
 
 def _merge_shared_gpus(export: Source, work: Operations) -> tuple[Int64s, Ints, list[str]]:
-    """Return process and device of each activity, and notes: on a GPU that processes share, those of the first one.
+    """Return process and device of the activities, and notes: on a GPU that processes share, those of the first one.
 
     Its idle time is where none of them runs anything. CUDA's ordinals count what a process sees, from 0 in each
     container: a GPU is its UUID, else its place on the bus of its machine.
@@ -714,7 +714,7 @@ def _device(export: Source, work: Operations) -> str:
     ran = {(str(pid), str(device)) for pid, device in zip(pids, work.device[firsts], strict=True)}
     by_id = read_lookup(export, "TARGET_INFO_GPU", "id", "name")
     # `id` numbers the GPUs by bus, a kernel's deviceId is CUDA's ordinal. On a four-GPU node the two may count in
-    # opposite order, and each process may see other GPUs.
+    # opposite order, and processes may see other GPUs.
     mapped = read_rows(export, "TARGET_INFO_CUDA_DEVICE", "pid", "cudaId", "gpuId")
     names = {by_id.get(gpu, "") for pid, ordinal, gpu in mapped if (pid, ordinal) in ran}
     by_ordinal = read_lookup(export, "TARGET_INFO_GPU", "cuDevice", "name")

@@ -1,6 +1,6 @@
 """Read databases of rocprof: rocpd (the default of rocprofv3 from ROCm 7 on) and results.db of rocprof v1.
 
-rocpd: the name of each table has the GUID of its process, and rows are joined by GUID and id. The views of the same
+rocpd: the name of a table has the GUID of its process, and rows are joined by GUID and id. The views of the same
 names can lose rows by inner joins, so the tables are read. A dispatch and its API call share the ``stack_id`` of their
 events (``correlation_id`` is the user's). The text of a marker is in its event's ``extdata``. Processes of different
 GUIDs may have the same pid, as in two containers.
@@ -15,7 +15,6 @@ import re
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,13 +115,16 @@ def _rocpd(database: _Database, step_range: str) -> schema.Tables:
     )
     regions = _regions(database, lookup)
     is_marker = regions["category"].str.contains(_MARKER)
+    markers = regions[is_marker]
+    text = markers["message"].where(markers["message"] != "", markers["name"])
+    named = markers.assign(operation=markers["name"], name=text, domain=markers["category"])
     origin = schema.Origin(
         format=f"rocpd database{lookup.schema()}", tool="rocprof", tool_version="v3", device=lookup.device(launches)
     )
     return rocprof.tables(
         origin,
         pd.concat([launches, copied], ignore_index=True),
-        _ranges(regions[is_marker]),
+        rocprof.marker_ranges(named),
         regions[~is_marker][[*rocprof.CALL]],
         step_range,
         _counters(database, launches),
@@ -151,7 +153,7 @@ class _Lookup:
         return [by_key.get(key) for key in zip(frame["guid"], frame[column], strict=True)]
 
     def places(self, frame: pd.DataFrame) -> dict[str, Any]:
-        """Return the times of each record, and its ``space``, ``process``, ``thread`` and ``correlation``."""
+        """Return the times of the records, and its ``space``, ``process``, ``thread`` and ``correlation``."""
         return {
             "start": frame["start"],
             "end": frame["end"],
@@ -171,7 +173,7 @@ class _Lookup:
         return [next((name for name in pair if name), rocprof.UNNAMED) for pair in pairs]
 
     def gpu_of_copy(self, copies: pd.DataFrame) -> str:
-        """Add a column to ``copies`` and return its name: the GPU of each copy, between GPUs the one that receives."""
+        """Add a column to ``copies`` and return its name: the GPU of a copy, between GPUs the one that receives."""
         target = self._find(self._agents, copies, "dst_agent_id")
         to_gpu = [bool(agent) and agent[1] == "GPU" for agent in target]
         copies["gpu"] = copies["dst_agent_id"].where(pd.Series(to_gpu, dtype=bool), copies["src_agent_id"])
@@ -223,16 +225,11 @@ def _message(extdata: Any) -> str:
     return str(given.get("message") or "") if isinstance(given, dict) else ""
 
 
-def _ranges(markers: pd.DataFrame) -> pd.DataFrame:
-    text = markers["message"].where(markers["message"] != "", markers["name"])
-    return rocprof.marker_ranges(markers.assign(operation=markers["name"], name=text, domain=markers["category"]))
-
-
 def _counters(database: _Database, launches: pd.DataFrame) -> pd.DataFrame:
     values = database.read("rocpd_pmc_event", "guid", "event_id", "pmc_id", "value")
     counters = database.read("rocpd_info_pmc", "guid", "id", "name", "symbol", "units")
     named = values.merge(counters, left_on=["guid", "pmc_id"], right_on=["guid", "id"])
-    # One launch has a value for each unit of the GPU.
+    # One launch has a value for a unit of the GPU.
     named = named.assign(value=pd.to_numeric(named["value"], errors="coerce"), unit=named["units"].fillna(""))
     summed = named.groupby(["guid", "event_id", "name", "unit"], sort=False, as_index=False)["value"].sum()
     subject = launches["name"].map(kernel_classes.normalise)
@@ -244,11 +241,10 @@ def _counters(database: _Database, launches: pd.DataFrame) -> pd.DataFrame:
 
 
 def _v1(database: _Database, step_range: str) -> schema.Tables:
-    origin = schema.Origin(format="rocprof v1 results.db", tool="rocprof", tool_version="v1")
     operations = database.read("OPS", "Name", "BeginNs", "EndNs", "pid", "tid", "dev-id", "stream-id", "Index")
     barriers = operations["Name"].astype(str).str.contains("<barrier packet>", regex=False)
-    if barriers.any():
-        origin = replace(origin, notes=(f"{int(barriers.sum())} barrier packets are no kernels and left out",))
+    notes = (f"{int(barriers.sum())} barrier packets are no kernels and left out",) if barriers.any() else ()
+    origin = schema.Origin(format="rocprof v1 results.db", tool="rocprof", tool_version="v1", notes=notes)
     operations = operations[~barriers].reset_index(drop=True)
     launches = _v1_launches(operations, lambda _: "kernel") if len(operations) else _v1_kernels(database)
     copies = database.read("COPY", "Name", "BeginNs", "EndNs", "pid", "tid", "dev-id", "stream-id", "Index")

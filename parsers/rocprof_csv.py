@@ -109,7 +109,7 @@ def _read_v2(table: CsvTable, step_range: str) -> schema.Tables:
     _check_rows(table)
     launches, notes = _launches(table, table.columns["Kernel_Name"], _V2), list(table.notes)
     if table.has("XCC_Index"):
-        # With ROCPROFILER_INDIVIDUAL_XCC_MODE a dispatch has a row for each XCC of the GPU.
+        # With ROCPROFILER_INDIVIDUAL_XCC_MODE a dispatch has a row for an XCC of the GPU.
         dispatch = pd.Series(pd.array(table.numbers("Dispatch_ID"), dtype="Int64"), index=launches.index)
         launches["launch"] = launches.groupby([launches["process"], dispatch], dropna=False).ngroup()
         notes.append("counters are of single XCCs, each of which counts a launch by itself")
@@ -126,13 +126,13 @@ def _check_rows(table: CsvTable) -> None:
 
 
 def _launches(table: CsvTable, names: list[str], columns: dict[str, str]) -> pd.DataFrame:
-    """Return the launches, each row one, with the number ``launch`` to which counters refer."""
+    """Return the launches, one a row, with the number ``launch`` to which counters refer."""
     rows = rocprof.records(rocprof.LAUNCH, {"name": names, "kind": "kernel", **table.all_numbers(columns)})
     return rows.assign(launch=pd.array(range(len(rows)), dtype="Int64"))
 
 
 def _build_tables(table: CsvTable, origin: schema.Origin, rows: pd.DataFrame, step_range: str) -> schema.Tables:
-    """Return the tables of ``rows``, those of the file; each column that describes no dispatch is a counter."""
+    """Return the tables of ``rows``, those of the file; a column that describes no dispatch is a counter."""
     names = [name for name in table.columns if name not in _DISPATCH]
     values = pd.DataFrame({name: pd.to_numeric(pd.Series(table.columns[name]), errors="coerce") for name in names})
     values = values.assign(launch=rows["launch"], subject=rows["name"].map(kernel_classes.normalise))
@@ -164,7 +164,7 @@ def _read_v3(table: CsvTable, step_range: str) -> schema.Tables:
 
 
 def _read_v3_counters(table: CsvTable, step_range: str) -> schema.Tables:
-    """Read a counter_collection.csv, which has a row for each dispatch and counter."""
+    """Read a counter_collection.csv, which has a row for a dispatch and counter."""
     if not len(table):
         raise table.unreadable("no counters were collected", "Name them with --pmc, as rocprofv3-avail lists them.")
     siblings = _Siblings(table)
@@ -277,7 +277,7 @@ class _Siblings:
             read_with=tuple(table.path.name for table in tables),
         )
 
-    # --- the ordinal of each GPU among all GPUs of the agent_info.csv; without that file the agent's own number
+    # --- the ordinal of a GPU among all GPUs of the agent_info.csv; without that file the number of the agent
 
     def ordinals(self, table: CsvTable, *names: str) -> Any:
         """Return the column of ``table`` that has one of ``names``, with ordinals in place of agents.
@@ -311,7 +311,7 @@ class _Siblings:
         return ", ".join(dict.fromkeys(gpus[ordinal] for ordinal in used if ordinal < len(gpus)))
 
     def details(self) -> tuple[str, ...]:
-        """Say what the device numbers are, once all ordinals are known."""
+        """Say what the device numbers are, once all ordinals are clear."""
         is_known = self._agents is not None or self._are_ordinals
         return () if is_known else ("device numbers are HSA agent ids, which count CPUs too",)
 
@@ -333,7 +333,7 @@ _LAYOUTS: tuple[tuple[set[str], Callable[[CsvTable, str], schema.Tables]], ...] 
     ({"Kind", "Operation", "Agent_Id"}, _refuse),
 )
 
-#: The first two columns of each layout, by which a file that is cut in its first line is known.
+#: The first two columns of a layout, which name a file that is cut in its first line.
 _OPENINGS = {
     ("Kind", "Agent_Id"), ("Kind", "Direction"), ("Domain", "Function"), ("Correlation_Id", "Dispatch_Id"),
     ("Dispatch_ID", "GPU_ID"), ("Domain", "ROCTX_ID"), ("Domain", "Operation"), ("Index", "KernelName"),

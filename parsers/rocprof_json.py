@@ -1,7 +1,7 @@
 """Read JSON of rocprof, plain or gzipped: results.json of v1 (a Chrome trace) and _results.json of rocprofv3.
 
 v1 has sections in place of processes (``GPU0``, ``COPY``, ``Markers and Ranges``), numbers as text, no ids of calls:
-kernels are placed by the time of their dispatch, else by the time at which they ran. rocprofv3 has an object for each
+kernels are placed by the time of their dispatch, else by the time at which they ran. rocprofv3 has an object for a
 process, whose records refer to ids; two processes may have the same pid, as in two containers.
 """
 
@@ -70,7 +70,7 @@ def _rows(columns: Iterable[str], rows: Iterable[Record]) -> pd.DataFrame:
 
 
 def _v3(processes: Any, step_range: str) -> schema.Tables:
-    # Before ROCm 6.2 one object, since then a list with one for each process.
+    # Before ROCm 6.2 one object, since then a list with one for a process.
     given = processes if isinstance(processes, list) else [processes]
     parts = [_Process(number, process) for number, process in enumerate(given)]
     launched = _joined([columns for part in parts for columns in part.launches()])
@@ -206,7 +206,7 @@ class _Process:
         return self._given.get("callback_records", {}).get("counter_collection", [])
 
     def counters(self) -> Iterator[dict[str, Any]]:
-        """Yield a row for each dispatch and counter, summed over the units of the GPU."""
+        """Yield a row for a dispatch and counter, summed over the units of the GPU."""
         names = {counter["id"]["handle"]: counter["name"] for counter in self._given.get("counters", [])}
         for record in self._counter_records():
             info = record["dispatch_data"]["dispatch_info"]

@@ -36,7 +36,7 @@ def sniff(path: Path) -> bool:
 
 
 def parse(path: Path) -> schema.Tables:
-    """Read the sums of each kernel. Raises ``UnreadableFile`` where they are of neither kernels nor copies."""
+    """Read the sums of the kernels. Raises ``UnreadableFile`` where they are of neither kernels nor copies."""
     table = read_csv(path)
     names = [name.strip('"') for name in table.columns["Name"]]
     if not names:
@@ -67,7 +67,7 @@ def parse(path: Path) -> schema.Tables:
         attribution={schema.Placement.NOT_SHOWN: None},
         notes=table.notes,
     )
-    return schema.Tables(kernels=kernel_classes.annotate(frame), origin=origin).with_columns(profiler="rocprof")
+    return schema.Tables(kernels=kernel_classes.annotate(frame), origin=origin).set_columns(profiler="rocprof")
 
 
 def _floats(table: CsvTable, name: str) -> pd.Series[Any]:

@@ -77,11 +77,11 @@ def parse(path: Path, step_range: str | None = "") -> schema.Tables:
         if not {"schemaVersion", "deviceProperties"} & trace.top.keys():
             raise UnreadableFile(path, "a Chrome trace without an event of torch.profiler or JAX", _OF_ANOTHER_TOOL)
         raise UnreadableFile(path, "a Chrome trace without GPU events, operators or ranges", _RECORD_SOMETHING)
-    tables = _fill_ranks(events.tables(recording, step_range, path.parent), trace)
-    if trace.of_modules is None:
-        return tables
-    of_modules = modules.rows(_read(trace.of_modules), trace.of_modules)
-    return replace(tables, modules=of_modules.assign(profiler=tables.origin.tool))
+    tables = events.tables(recording, step_range, path.parent)
+    module_rows = tables.modules
+    if trace.of_modules is not None:
+        module_rows = modules.rows(_read(trace.of_modules), trace.of_modules).assign(profiler=tables.origin.tool)
+    return _fill_ranks(tables, module_rows, trace)
 
 
 def launches(path: Path) -> pd.DataFrame:
@@ -100,8 +100,8 @@ def recording(path: Path) -> events.Recording:
     return events.traced(recorded)
 
 
-def _fill_ranks(tables: schema.Tables, trace: Trace) -> schema.Tables:
-    """Fill in the ranks: the one that torch.distributed gave the process, or those of a merged trace."""
+def _fill_ranks(tables: schema.Tables, module_rows: pd.DataFrame, trace: Trace) -> schema.Tables:
+    """Return ``tables`` with `modules`, and with the rank that torch.distributed gave, or those of a merged trace."""
     group = trace.top.get("distributedInfo")
     rank = group.get("rank") if isinstance(group, dict) else None
     stated_rank: Any = rank if type(rank) is int and 0 <= rank < 2**31 else pd.NA
@@ -113,7 +113,7 @@ def _fill_ranks(tables: schema.Tables, trace: Trace) -> schema.Tables:
         frame = getattr(tables, name)
         ranks = frame["process"].map(merged) if merged else pd.Series(stated_rank, index=frame.index)
         changed[name] = frame.assign(rank=ranks.astype("Int64"))
-    return replace(tables, **changed, rank_of=rank_of)
+    return replace(tables, **changed, modules=module_rows, rank_of=rank_of)
 
 
 def _read(trace: Trace) -> events.Recording:
@@ -178,7 +178,7 @@ def _read(trace: Trace) -> events.Recording:
 
 
 def _names(trace: Trace, work: pd.DataFrame) -> tuple[Ints, list[str], list[str]]:
-    """Return (number of each name, names, their classes where the trace states one).
+    """Return (numbers of the names, names, their classes where the trace states one).
 
     A kernel that a convolution launched has another class than other launches of its name.
     """
@@ -264,13 +264,13 @@ def _shared(trace: Trace, rows: pd.DataFrame, key: str) -> pd.Series[Any]:
 
 
 def _look_up_ids(trace: Trace, rows: pd.DataFrame, key: str, ids: pd.Series[Any]) -> pd.DataFrame:
-    """Return the first event of each of ``ids`` that only one process uses, NaN without one."""
+    """Return the first events of the ``ids`` that only one process uses, NaN without one."""
     alone = rows[(rows[key] > 0) & ~rows[key].isin(_shared(trace, rows, key))]
     return alone.drop_duplicates(key).set_index(key, drop=False).reindex(ids.to_numpy()).reset_index(drop=True)
 
 
 def _self_times(ops: pd.DataFrame) -> Ints:
-    """Return the microseconds of each operator outside the operators inside it on its thread."""
+    """Return the microseconds of an operator outside the operators inside it on its thread."""
     order = np.lexsort((-ops["dur"], ops["start"], ops["thread"]))
     columns = (ops["thread"], ops["start"], ops["start"] + ops["dur"], ops["dur"])
     thread, start, end, self_us = (column.to_numpy()[order].tolist() for column in columns)
@@ -303,7 +303,7 @@ def _ranges(trace: Trace) -> operations.Spans:
 
 
 def _range_name(text: str) -> str:
-    # Otherwise each step would be another range.
+    # Otherwise a step would be another range.
     if text.startswith(schema.STEP_PREFIX):
         return schema.range_name(text)
     return "ProfilerStep#*" if _STEP.match(text) else text

@@ -37,7 +37,7 @@ COMMANDS = {
 _INTERNAL = ("task",)
 
 
-class Command(Protocol):
+class Subcommand(Protocol):
     """A module of ``profpipe.commands``. ``EXAMPLES`` are shown by ``--help``."""
 
     EXAMPLES: str
@@ -49,8 +49,8 @@ class Command(Protocol):
         """Run the command and return the exit code."""
 
 
-def _module(command: str) -> Command:
-    return cast(Command, importlib.import_module(f"profpipe.commands.{command}"))
+def _module(command: str) -> Subcommand:
+    return cast(Subcommand, importlib.import_module(f"profpipe.commands.{command}"))
 
 
 class _CommandParser(argparse.ArgumentParser):
@@ -64,6 +64,9 @@ class _CommandParser(argparse.ArgumentParser):
             self.epilog = f"examples:\n{module.EXAMPLES}"
             module.add_arguments(self)
             self.set_defaults(command=module)
+            self.command = ""
+            # Files may stand on both sides of an option. This parses twice, by way of this function.
+            return super().parse_known_intermixed_args(args, namespace)
         return super().parse_known_args(args, namespace)
 
 

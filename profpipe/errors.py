@@ -65,16 +65,12 @@ class UnreadableFile(ProfpipeError):
         super().__init__(f"{path}: {what}. {remedy}")
 
 
-class GateFailed(ProfpipeError):
-    """A limit of the user (``compare --gate``) was exceeded."""
+class GateNotPassed(ProfpipeError):
+    """A limit of the user (``compare --gate``) was exceeded, or the data do not decide it."""
 
-    exit_code = GATE_FAILED
-
-
-class GateUndecided(ProfpipeError):
-    """The data of a gate do not decide it."""
-
-    exit_code = GATE_UNDECIDED
+    def __init__(self, why: str, exit_code: int) -> None:
+        super().__init__(why)
+        self.exit_code = exit_code
 
 
 class Interrupted(ProfpipeError):

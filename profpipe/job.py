@@ -1,4 +1,4 @@
-"""The plain values that the stages pass to each other: Case, Tool, Job, Command, JobOutcome."""
+"""The plain values that the stages pass to each other: Case, Tool, Job, Launch, Command, JobOutcome."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
 
 from profpipe import masking
+
+if TYPE_CHECKING:
+    # The workload's process may have no pydantic.
+    from profpipe.config.settings import Ncu, Steps, Timing, TorchProfiler
 
 Scalar = str | int | float | bool | None
 
@@ -104,56 +108,161 @@ class Missing:
 
 
 @dataclass(frozen=True)
+class Span:
+    """The span of time that profilers record of a command without steps.
+
+    ``is_chosen``: profpipe chose it, by what plain showed (``after_plain``). ``goes_on``: the program is not ended
+    after the span. ``is_whole``: the program is recorded from its begin to its end.
+    """
+
+    after_s: float
+    for_s: float
+    is_chosen: bool = False
+    goes_on: bool = False
+    is_whole: bool = False
+    on_gpu: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the span as the start-up hook and the key of a job have it."""
+        chosen = {"whole": True} if self.is_whole else {}
+        chosen |= {"on_gpu": self.on_gpu, "goes_on": self.goes_on} if self.is_chosen else {}
+        return {"after_s": self.after_s, "for_s": self.for_s, **chosen}
+
+
+@dataclass(frozen=True)
+class JobSettings:
+    """The settings of a workload that the runner, the profilers and the harness read."""
+
+    ncu: Ncu
+    timing: Timing
+    steps: Steps
+    torch: TorchProfiler
+    warmup: int = 10
+    repeats: int = 30
+    timeout_s: float = 900.0
+    case_timeout_s: float | None = None
+    tolerance: Mapping[Any, float] = field(default_factory=dict)
+    skip_larger_after_oom: bool = True
+    #: Settings of a command.
+    hook: bool = True
+    capture: Span | None = None
+    collect: str | None = None
+    clean_env: bool = False
+
+
+#: The settings in cases.json and in the key of a job, in this order, and those of a command.
+_DUMPED = ("case_timeout_s", "ncu", "timing", "tolerance", "skip_larger_after_oom")
+_DUMPED_OF_COMMANDS = ("clean_env", "hook", "steps", "capture", "torch", "collect")
+
+
+@dataclass(frozen=True)
+class GuidedKernels:
+    """The kernels that ncu replays, which captures of other profilers name.
+
+    ``pattern`` finds their names, ``invocations`` are the launches, ``chosen`` what ``ingest.ncu.Choice`` says of each.
+    ``by_step``: the launches count from the begin of a step; None for a script. ``adds``: the job only adds kernels to
+    the cases of another job.
+    """
+
+    pattern: str
+    invocations: tuple[int | str, ...]
+    chosen: tuple[Any, ...] = ()
+    by_step: bool | None = None
+    adds: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        document: dict[str, Any] = {} if self.by_step is None else {"by_step": self.by_step}
+        document |= {"pattern": self.pattern, "invocations": list(self.invocations)}
+        document["chosen"] = [asdict(choice) for choice in self.chosen]
+        return {**document, **({"adds": True} if self.adds else {})}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How and where the processes of a job start. ``folder`` receives all files of the job."""
+
+    folder: Path
+    python: str
+    cwd: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+    on_gpu: bool = False
+    #: The nodes of a Slurm allocation on which srun starts the command, how often on each, and further options of srun.
+    nodes: int = 1
+    tasks_per_node: int = 1
+    srun: tuple[str, ...] = ()
+    #: Secrets and words of commands that hold them, and the published text for each.
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    #: The values of secret parameters, by the texts that ``cases`` have in their place.
+    hidden: Mapping[str, Scalar] = field(default_factory=dict)
+    #: Where the job runs beside others: ``GPU 1``. Empty where nothing runs beside it.
+    slot: str = ""
+    #: The folder that paths in a report are relative to, where it is not ``cwd``.
+    shown_from: Path | None = None
+    #: In an `ab` run that exchanges folders: the folder of the job's side, then those with the code of others.
+    roots: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
 class Job:
     """One workload under one profiler, with all its cases, or one case where the workload has ``isolate: true``.
 
-    ``folder`` receives all files of the job. Exactly one of ``script`` (a module with ``build``, run by the harness)
-    and ``command`` (any argv, one case) is set. ``part`` is the number of the job's attempt: after a crash the pending
-    cases continue as part 2, and the files of that attempt carry the number.
+    Exactly one of ``script`` (a module with ``build``, run by the harness) and ``command`` (any argv, one case) is set.
+    ``part`` is the number of the job's attempt: after a crash the pending cases continue as part 2, and the files of
+    that attempt carry the number.
     """
 
     workload: str
     profiler: str
     cases: tuple[Case, ...]
-    folder: Path
     tool: Tool | Missing
-    python: str
-    cwd: Path
+    settings: JobSettings
+    launch: Launch
     script: Path | None = None
     command: tuple[str, ...] = ()
-    warmup: int = 10
-    repeats: int = 30
-    timeout_s: float = 900.0
-    env: Mapping[str, str] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    on_gpu: bool = False
+    guided: GuidedKernels | None = None
     part: int = 1
     #: The number of processes that run each case together.
     processes: int = 1
-    #: The nodes of a Slurm allocation on which srun starts the command, how often on each, and further options of srun.
-    nodes: int = 1
-    tasks_per_node: int = 1
-    srun: tuple[str, ...] = ()
     #: Where several processes repeat each case: which of the ``captures`` processes this job is, and the names of the
     #: jobs that take turns.
     repeat: int = 1
     captures: int = 1
     interleaved: tuple[str, ...] = ()
-    #: Secrets and words of commands that hold them, and the published text for each.
-    secrets: Mapping[str, str] = field(default_factory=dict)
-    #: The values of secret parameters, by the texts that ``cases`` have in their place.
-    hidden: Mapping[str, Scalar] = field(default_factory=dict)
     #: What distinguishes the job from others of its workload and profiler: ``pair 3 B``.
     label: str = ""
     #: Jobs of one group run one after the other on one GPU, and jobs of other groups may run beside them. Nothing runs
     #: beside a job without a group.
     group: str = ""
-    #: Where the job runs beside others: ``GPU 1``. Empty where nothing runs beside it.
-    lane: str = ""
-    #: The folder that paths in a report are relative to, where it is not ``cwd``.
-    shown_from: Path | None = None
-    #: In an `ab` run that exchanges folders: the folder of the job's side, then those with the code of others.
-    roots: tuple[Path, ...] = ()
+
+    @property
+    def folder(self) -> Path:
+        """The folder of all files of the job."""
+        return self.launch.folder
+
+    def move_to(self, folder: Path, label: str | None = None) -> Job:
+        """Return the job with its files in ``folder``, and with another label where one is given."""
+        launch = replace(self.launch, folder=folder)
+        return replace(self, launch=launch, label=self.label if label is None else label)
+
+    def select_cases(self, cases: Iterable[Case], part: int | None = None) -> Job:
+        """Return the job with these of its cases, as the attempt number ``part`` where one is given."""
+        return replace(self, cases=tuple(cases), part=part or self.part)
+
+    def change_settings(self, **changed: Any) -> Job:
+        """Return the job with changed settings."""
+        return replace(self, settings=replace(self.settings, **changed))
+
+    def dump_settings(self) -> dict[str, Any]:
+        """Return the settings as the harness and the key of the job have them."""
+        document: dict[str, Any] = {}
+        for name in _DUMPED if self.script else (*_DUMPED, *_DUMPED_OF_COMMANDS):
+            value = getattr(self.settings, name)
+            document[name] = value.model_dump() if hasattr(value, "model_dump") else value
+        if self.guided:
+            document["ncu"] |= self.guided.as_json()
+        if self.settings.capture:
+            document["capture"] = self.settings.capture.as_json()
+        return document
 
     @property
     def title(self) -> str:
@@ -168,7 +277,7 @@ class Job:
     @property
     def is_hooked(self) -> bool:
         """Return True if the start-up hook finds the steps of the job's command in its Python processes."""
-        return self.script is None and bool(self.options.get("hook")) and not self.options.get("capture")
+        return self.script is None and self.settings.hook and not self.settings.capture
 
     @property
     def stem(self) -> str:
@@ -206,17 +315,17 @@ class Job:
 
     def masked(self, text: str) -> str:
         """Return ``text`` without secrets."""
-        return masking.mask_printed(masking.masker(self.secrets).mask(text))
+        return masking.mask_printed(masking.masker(self.launch.secrets).mask(text))
 
     def masked_word(self, word: str) -> str:
         """Return a word of a command without secrets, however short they are."""
-        return self.secrets.get(word) or self.masked(word)
+        return self.launch.secrets.get(word) or self.masked(word)
 
     def portable(self, argument: str) -> str:
         """Return ``argument`` for a report: paths relative to ``shown_from``, and a program on PATH by its name."""
         if Path(argument).is_absolute() and shutil.which(Path(argument).name) == argument:
             return Path(argument).name
-        return argument.replace(f"{self.shown_from or self.cwd}/", "")
+        return argument.replace(f"{self.launch.shown_from or self.launch.cwd}/", "")
 
 
 @dataclass(frozen=True)
@@ -225,8 +334,8 @@ class Command:
 
     ``makes`` are the files without which the command failed, whatever its exit code. Where the tool chooses their
     names, ``makes_like`` is a glob that must find one below the job's folder. ``runs_workload`` is false for an export
-    after the process of the workload. ``false_start`` finds what a tool prints when it fails by chance before the
-    workload runs: the command is then started again. ``otherwise`` is started instead of a command whose workload ended
+    after the process of the workload. ``retry_pattern`` finds what a tool prints when it fails by chance before the
+    workload runs: the command is then started again. ``fallback`` is started instead of a command whose workload ended
     well and that made no file, for its tool waited for a step that never began. ``ends_after_s`` is set for a workload
     that would not end by itself: after so many seconds SIGTERM ends it, from its tool where ``is_ended_by_tool``, else
     from the runner.
@@ -239,8 +348,8 @@ class Command:
     makes_count: int = 1
     env: Mapping[str, str] = field(default_factory=dict)
     runs_workload: bool = True
-    false_start: re.Pattern[str] | None = None
-    otherwise: Command | None = None
+    retry_pattern: re.Pattern[str] | None = None
+    fallback: Command | None = None
     ends_after_s: float | None = None
     is_ended_by_tool: bool = False
     #: Whether the tool may end before the workload, which goes on until its own end.
@@ -260,8 +369,8 @@ def capture_end_s(job: Job) -> float | None:
 
     None for other jobs, and where the program goes on after the span: profpipe chose it (``after_plain``).
     """
-    span = job.options.get("capture") if job.script is None else None
-    return span["after_s"] + span["for_s"] if span and not span.get("goes_on") else None
+    span = job.settings.capture
+    return span.after_s + span.for_s if span and not span.goes_on else None
 
 
 #: Environment of a command that records the whole process: the start-up hook then starts and ends no capture.
@@ -380,7 +489,7 @@ class JobOutcome:
 
 
 #: Runs a short command and returns its output (stdout and stderr), or None if it cannot be started.
-Ask = Callable[[Sequence[str]], str | None]
+RunTool = Callable[[Sequence[str]], str | None]
 
 
 @dataclass(frozen=True)
@@ -432,7 +541,7 @@ class Profiler(Protocol):
     NAME: str
     TRAITS: Traits
 
-    def find(self, ask: Ask) -> Tool | Missing:
+    def find(self, ask: RunTool) -> Tool | Missing:
         """Return the tool and its version, or why it is missing and the remedy."""
 
     def commands(self, job: Job) -> list[Command]:
@@ -451,11 +560,12 @@ def on_nodes(job: Job, argv: tuple[str, ...]) -> tuple[str, ...]:
     srun passes on SIGINT at once (``--disable-status``), so that profilers write their reports. A task that fails ends
     the others, which would wait for it. The name of the job step is the job's folder.
     """
-    if job.nodes == 1:
+    launch = job.launch
+    if launch.nodes == 1:
         return argv
-    tasks = f"--ntasks={job.nodes * job.tasks_per_node}", f"--ntasks-per-node={job.tasks_per_node}"
+    tasks = f"--ntasks={launch.nodes * launch.tasks_per_node}", f"--ntasks-per-node={launch.tasks_per_node}"
     ends = "--disable-status", "--kill-on-bad-exit=1", "--input=none"
-    return ("srun", f"--nodes={job.nodes}", *tasks, f"--job-name={job.folder}", *ends, *job.srun, *argv)
+    return ("srun", f"--nodes={launch.nodes}", *tasks, f"--job-name={job.folder}", *ends, *launch.srun, *argv)
 
 
 def workload_argv(job: Job) -> tuple[str, ...]:
@@ -464,10 +574,10 @@ def workload_argv(job: Job) -> tuple[str, ...]:
         return job.command
     harness = ("-m", "profpipe.measure.harness", str(job.spec))
     if job.processes == 1:
-        return (job.python, *harness)
+        return (job.launch.python, *harness)
     # Without --local-addr, torchrun looks up the name of this machine, which may fail in a container.
     torchrun = ("torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1")
-    return (job.python, "-m", *torchrun, "--nproc-per-node", str(job.processes), *harness)
+    return (job.launch.python, "-m", *torchrun, "--nproc-per-node", str(job.processes), *harness)
 
 
 @dataclass(frozen=True)
@@ -482,7 +592,7 @@ class Visit:
 class ProgressListener:
     """Receives the events of a run, and shows none of them. ``progress.Display`` shows them to the user."""
 
-    def lane(self, name: str) -> ProgressListener:
+    def slot(self, name: str) -> ProgressListener:
         """Return the listener of jobs that run beside others, by the name of their GPU: ``GPU 1``."""
         return self
 

@@ -86,11 +86,17 @@ _URL: Final = re.compile(
 _HOST: Final = re.compile(r"@(?:(tcp|unix)\(|[\w.-]+(?::\d+)?/\w)")
 _ACCOUNT: Final = re.compile(r"(?<![^\s\"'`=,;(<>|])[\w.+-]{1,64}:(?!//|\$\{|\*\*\*)([^\s\"'`=,;(<>|]+)\Z")
 _ACCOUNT_NAME: Final = re.compile(r"u|(?:proxy[-_])?user|[\w.-]*auth", re.IGNORECASE)
-#: The password of mysql and sshpass. Other programs have other options that begin with -p: there the value decides.
+#: The cookies of a header of HTTP.
+_COOKIES: Final = re.compile(r"[Cc]ookie['\"]?[:,][ '\"]{0,3}(?=[\w.-]{1,64}=)(?!\w+=\*{3})([^\n\r'\"\0]{8,4000})")
+#: The password of mysql, sshpass, redis-cli, clients of Oracle, and in XML. Other programs have other options that
+#: begin with -p: there the value decides.
 _P_OPTION: Final = re.compile(
-    r"(?:m(?:ysql|ariadb)[\w-]{0,20}(?=[\s'\",])[^\n|;&]{0,200}?[\s'\",]-p|sshpass[\s'\",]+-p[\s'\",]*"
+    r"(?:redis-cli(?=[\s'\",])[^\n|;&]{0,200}?[\s'\",](?:-a|--pass)[\s'\",=]+"
+    r"|<(?:\w{1,20}:)?[Pp]assw(?:or)?d>(?!<)"
+    r"|(?:(?:sqlplus|sqlldr|expdp|impdp|rman)(?=[\s'\",])[^\n|;&]{0,200}?[\s'\",]|jdbc:oracle:\w{1,9}:)[\w$#]{1,30}/(?!/)"
+    r"|m(?:ysql|ariadb)[\w-]{0,20}(?=[\s'\",])[^\n|;&]{0,200}?[\s'\",]-p|sshpass[\s'\",]+-p[\s'\",]*"
     r"|-p(?<![^\s'\"]-p)(?=\w{0,64}[A-Z])(?=\w{0,64}[a-z])(?=\w{0,64}\d)(?=[\w!@#$%^*+.-]{8,64}(?:[\s'\"]|\Z)))"
-    r"(?!\$\{)([^\s'\",;&]{3,})"
+    r"(?!\$\{)([^\s'\",;&]{3,}?)(?=</|[\s'\",;&]|\Z)"
 )
 #: Without what may stand before such a word: looking for that would take quadratic time in a long line.
 _BESIDE: Final = (
@@ -371,6 +377,7 @@ def _has_open_secret(text: str, end: int) -> bool:
 def _form_spans(text: str) -> Iterator[_Span]:
     """Yield where the secrets of any form stand."""
     spans = [*_password_spans(text), *_keyed_spans(text), *(match.span(1) for match in _P_OPTION.finditer(text))]
+    spans += [match.span(1) for match in _COOKIES.finditer(text)]
     spans += [match.span() for match in (*_matches(_TOKEN_BEGINS, _TOKEN, text), *_PRIVATE_KEY.finditer(text))]
     # The end of a private key whose begin is missing.
     if (first := _KEY_LINES.search(text)) and first[0].startswith("-----END"):

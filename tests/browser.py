@@ -1,20 +1,16 @@
 """Pages in a real Chromium without a network."""
 
-from __future__ import annotations
-
 import os
 import shutil
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def executable() -> str:
+def executable():
     """The Chromium of the machine; skips the test where there is none."""
     found = os.environ.get("PROFPIPE_TEST_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     if not found:
@@ -23,7 +19,7 @@ def executable() -> str:
 
 
 @contextmanager
-def opened(path: Path, **options: Any) -> Iterator[Any]:
+def opened(path, **options):
     """The page of a file. Messages of the console, errors and requests other than of the file fail the test."""
     from playwright.sync_api import sync_playwright
 

@@ -1,7 +1,5 @@
 """Where the tests and the benchmark of pages find a Chromium."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path
@@ -9,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def chromium() -> str | None:
+def chromium():
     """Return the browser to use: the one that PROFPIPE_TEST_CHROMIUM names, Debian's, or that of .ci/chromium."""
     names = ("chromium", "chromium-browser", "google-chrome", str(ROOT / ".cache/chromium/chromium"))
     return os.environ.get("PROFPIPE_TEST_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)

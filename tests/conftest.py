@@ -1,15 +1,12 @@
 """What several test files share: the recorded profiler files, a real nsys, and the option that renews golden files."""
 
-from __future__ import annotations
-
+import fcntl
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import slurm_cluster
@@ -18,7 +15,7 @@ from hypothesis import HealthCheck, settings
 #: Several workers run at once, so each uses one thread: more threads than cores make torch many times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-#: No process is started ahead, whatever machine this is; tests/test_ahead.py sets another number.
+#: No process is started ahead, whatever machine this is; tests/test_prestart.py sets another number.
 os.environ.setdefault("PROFPIPE_LEAST_CORES", "1000000")
 
 #: The key that marks the runs of this user is made in a temporary folder, and not in the home of the developer.
@@ -36,7 +33,7 @@ REAL_TORCH = os.environ.get("PROFPIPE_REAL_TORCH") == "1"
 
 
 @pytest.fixture(autouse=True)
-def _restore_environment() -> Iterator[None]:
+def _restore_environment():
     """Drop what a command that runs in this process sets, such as the number of threads of its libraries."""
     before = dict(os.environ)
     yield
@@ -45,34 +42,54 @@ def _restore_environment() -> Iterator[None]:
         os.environ.update(before)
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser):
     parser.addoption(
         "--regenerate", action="store_true", help="write the golden files again instead of comparing with them"
     )
 
 
 @pytest.fixture(scope="session")
-def regenerate(pytestconfig: pytest.Config) -> bool:
+def regenerate(pytestconfig):
     """True where golden files are to be written instead of compared with."""
     return bool(pytestconfig.getoption("--regenerate"))
 
 
 @pytest.fixture(scope="session")
-def root() -> Path:
+def root():
     """The checkout."""
     return ROOT
 
 
 @pytest.fixture(scope="session")
-def shared_data() -> Path:
+def shared_data():
     """Recorded files of many tools and versions; some may not be redistributed, so they lie outside the project."""
     if not SHARED_DATA.is_dir():
         pytest.skip(f"no recorded profiler files in {SHARED_DATA}")
     return SHARED_DATA
 
 
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory):
+    """Return what lets the first worker fill a folder, for which the others wait."""
+
+    def make(name, fill):
+        base = tmp_path_factory.getbasetemp()
+        base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+        folder = base / f"once-{name}"
+        with (base / f"once-{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / ".is_made").exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                fill(folder)
+                (folder / ".is_made").touch()
+        return folder
+
+    return make
+
+
 @pytest.fixture(scope="module")
-def parser(request: pytest.FixtureRequest) -> ModuleType:
+def parser(request):
     """The parser that the module of the test is named after."""
     from profpipe import plugins
 
@@ -82,7 +99,7 @@ def parser(request: pytest.FixtureRequest) -> ModuleType:
 
 
 @pytest.fixture
-def stub_torch(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def stub_torch(monkeypatch):
     """Programs import tests/stub_torch, which costs a twentieth; with PROFPIPE_REAL_TORCH=1 the real torch.
 
     It is for tests that ask nothing of torch: no profiler, no compiler, no data loader, no result. Returns what stands
@@ -94,7 +111,7 @@ def stub_torch(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def on_the_cpu(monkeypatch):
     """The same answers on a machine with a GPU."""
     from profpipe.workload_lib import attention_config
 
@@ -102,14 +119,14 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModuleType], list[str]]:
+def opened(monkeypatch):
     """For a workload's module: the names of the ranges that it opens from then on, in order."""
 
-    def record(workload: ModuleType) -> list[str]:
+    def record(workload):
         names: list[str] = []
 
         @contextmanager
-        def annotate(name: str) -> Iterator[None]:
+        def annotate(name):
             names.append(name)
             yield
 
@@ -119,7 +136,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModuleType], list[str]]
     return record
 
 
-def _find_nsys() -> tuple[Path | None, str]:
+def _find_nsys():
     """A real nsys and its version, or None and why not."""
     configured = os.environ.get("PROFPIPE_TEST_NSYS", "")
     fetched = ROOT / ".cache" / "nsys" / "target-linux-x64" / "nsys"
@@ -134,7 +151,7 @@ def _find_nsys() -> tuple[Path | None, str]:
 
 
 @pytest.fixture(scope="session")
-def nsys() -> Path:
+def nsys():
     """The executable of a real nsys; it needs no GPU to record ranges."""
     path, detail = _find_nsys()
     if path is None:
@@ -143,7 +160,7 @@ def nsys() -> Path:
 
 
 @pytest.fixture(scope="session")
-def slurm() -> Iterator[slurm_cluster.Cluster]:
+def slurm():
     """A running Slurm cluster of four nodes on this machine. A test that leaves jobs or nodes down calls `clear`."""
     if missing := slurm_cluster.why_missing():
         pytest.skip(missing)
@@ -151,7 +168,7 @@ def slurm() -> Iterator[slurm_cluster.Cluster]:
         yield cluster
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter):
     """Says whether nsys was there: a green run without it has proved less."""
     _write_table(terminalreporter)
     path, detail = _find_nsys()
@@ -161,7 +178,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"recorded files: not used, no {SHARED_DATA}")
 
 
-def _write_table(terminalreporter: pytest.TerminalReporter) -> None:
+def _write_table(terminalreporter):
     """The rows that tests recorded as `table`: what was proved, in figures."""
     reports = terminalreporter.stats.get("passed", [])
     rows = [value for report in reports for name, value in report.user_properties if name == "table"]
@@ -176,7 +193,7 @@ def _write_table(terminalreporter: pytest.TerminalReporter) -> None:
 SLOW_FIXTURES = {"nsys", "run_of_two", "answer_folder", "study", "script", "slurm", "wheel"}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     for item in items:
         if REAL_TORCH and "stub_torch" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.exhaustive)

@@ -3,19 +3,17 @@
 fake_nsys.py profile REPORT WORKLOAD...      fake_nsys.py export REPORT TRACE
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 
-def main(verb: str, report: Path, *rest: str) -> int:
+def main(verb, report, *rest):
     return profile(report, rest) if verb == "profile" else export(report, Path(rest[0]))
 
 
-def profile(report: Path, workload: tuple[str, ...]) -> int:
+def profile(report, workload):
     process = subprocess.Popen(workload, start_new_session=True)
     returncode = process.wait()
     spec = json.loads(Path(workload[-1]).read_text(encoding="utf-8"))
@@ -23,7 +21,7 @@ def profile(report: Path, workload: tuple[str, ...]) -> int:
     return returncode
 
 
-def export(report: Path, trace: Path) -> int:
+def export(report, trace):
     from fake_profiler import chrome_trace
 
     chrome_trace(trace, json.loads(report.read_text(encoding="utf-8")))

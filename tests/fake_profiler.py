@@ -3,15 +3,15 @@
 The runner and its processes are real; only what a harness would measure is not.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from profpipe.job import Case, Command, Job, ProgressListener, Tool, Traits, Visit
+from jobs import make_job
+
+from profpipe.job import Case, Command, ProgressListener, Tool, Traits, Visit
 
 WORKLOAD = '''
 import json, os, pathlib, signal, subprocess, sys, time
@@ -61,7 +61,7 @@ class FakeProfiler:
     exports: tuple[str, ...] = ()
     makes_report: bool = True
     explains: tuple[str, str] | None = None
-    false_start: re.Pattern[str] | None = None
+    retry_pattern: re.Pattern[str] | None = None
     NAME: str = "fake"
     TRAITS: Traits = KEEPS
 
@@ -70,10 +70,10 @@ class FakeProfiler:
 
     def commands(self, job):
         if job.script is None:
-            return [Command(job.command, false_start=self.false_start)]
+            return [Command(job.command, retry_pattern=self.retry_pattern)]
         report, export = job.folder / f"{job.stem}.out", job.folder / f"{job.stem}.export"
         argv = (sys.executable, str(self.script), str(job.spec))
-        workload = Command(argv, (report,) if self.makes_report else (), false_start=self.false_start)
+        workload = Command(argv, (report,) if self.makes_report else (), retry_pattern=self.retry_pattern)
         after = [
             Command((sys.executable, "-c", text, str(export)), (export,), runs_workload=False) for text in self.exports
         ]
@@ -157,4 +157,4 @@ def job_of(below, *todo, **fields):
         "script": below / "unused.py",
         "timeout_s": 60.0,
     }
-    return Job(**(given | fields))  # type: ignore[arg-type]
+    return make_job(**(given | fields))  # type: ignore[arg-type]

@@ -7,8 +7,6 @@ the numbers are made up.
 fake_rocprof.py rocprofv3|rocprofv2|rocprof ARGUMENT...
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json

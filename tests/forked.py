@@ -1,10 +1,8 @@
-"""Run profpipe in a process forked from one that has imported it: the imports take most of the time of a command.
+"""Run profpipe in a process forked from one that has made a run: what a first run loads takes most of its time.
 
 The process has arguments, environment, folder, output and exit code as if ``python -m profpipe`` had started it. Tests
 of the start itself, of signals and of closed streams start a new Python instead.
 """
-
-from __future__ import annotations
 
 import functools
 import gc
@@ -19,13 +17,20 @@ import weakref
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
-#: Variables that Python reads when it starts, so processes that differ in them have other servers.
+ROOT = Path(__file__).resolve().parents[1]
+
+#: Variables that Python reads when it starts, so processes that differ in them have other servers. The entries of
+#: PYTHONPATH are put into ``sys.path`` of the forked process.
 _READ_AT_START = ("PYTHON", "LANG", "LC_")
+
+
+def _is_read_at_start(name):
+    return name.startswith(_READ_AT_START) and name != "PYTHONPATH"
 
 
 def run(folder, *words, env=os.environ, timeout=300):
     """Run ``profpipe WORDS`` in ``folder``, without input, and return the finished process with its output."""
-    at_start = frozenset((name, value) for name, value in env.items() if name.startswith(_READ_AT_START))
+    at_start = frozenset((name, value) for name, value in env.items() if _is_read_at_start(name))
     server = _server(at_start)
     argv = [str(word) for word in words]
     with tempfile.TemporaryDirectory(prefix="profpipe-forked-") as kept:
@@ -44,11 +49,11 @@ class _Server:
 
     def __init__(self, at_start):
         ours, theirs = Pipe()
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(_READ_AT_START)}
+        kept = {name: value for name, value in os.environ.items() if not _is_read_at_start(name)}
         self._connection = ours
         self._process = subprocess.Popen(
             [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()], start_new_session=True,
-            env={**kept, **dict(at_start), "OPENBLAS_NUM_THREADS": "1"},
+            env={**kept, **dict(at_start), "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         )  # fmt: skip
         theirs.close()
@@ -73,11 +78,7 @@ _server = functools.lru_cache(maxsize=2)(_Server)
 
 def _serve(connection):
     """Fork a process for each request, one after the other, until the tests close the connection."""
-    from profpipe import cli
-
-    for command in cli.COMMANDS:
-        importlib.import_module(f"profpipe.commands.{command}")
-    importlib.import_module("profpipe.commands.rendering")
+    _warm_up()
     gc.freeze()
     while True:
         try:
@@ -91,6 +92,22 @@ def _serve(connection):
         connection.send(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
+def _warm_up():
+    """Load what commands load, by one run of a program, and forget what it learned of the machine."""
+    from profpipe import cli
+
+    for command in cli.COMMANDS:
+        importlib.import_module(f"profpipe.commands.{command}")
+    before = dict(os.environ)
+    with tempfile.TemporaryDirectory(prefix="profpipe-warm-") as folder:
+        os.environ["XDG_STATE_HOME"] = folder
+        code = cli.main(["run", "--quiet", "--out", f"{folder}/out", "-p", "plain", "--", "true"])
+        assert code == 0, "the first run has failed"
+    os.environ.clear()
+    os.environ.update(before)
+    sys.modules.pop("pynvml", None)
+
+
 def _become(folder, words, env, output):
     """Make this process what ``python -m profpipe WORDS`` is, and run it."""
     for stream, path in enumerate(output, start=1):
@@ -100,7 +117,8 @@ def _become(folder, words, env, output):
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
-    sys.path[0] = folder
+    given = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:2] = [folder, *given]
     sys.argv[1:] = words
     runpy.run_module("profpipe", run_name="__main__", alter_sys=True)
 

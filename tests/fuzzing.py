@@ -1,11 +1,8 @@
 """What the fuzz suites share: their dice and their time, and what reading an input takes."""
 
-from __future__ import annotations
-
 import os
 import random
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +32,7 @@ class Fuzz:
     finds: list[str] = field(default_factory=list)
     dice: random.Random = field(default_factory=lambda: random.Random(SEED))
 
-    def rounds(self, at_least: int) -> Iterator[int]:
+    def rounds(self, at_least):
         end = time.monotonic() + self.share * SECONDS
         number = 0
         while number < at_least or time.monotonic() < end:
@@ -43,7 +40,7 @@ class Fuzz:
             number += 1
 
     @contextmanager
-    def measured(self, format: str) -> Iterator[None]:
+    def measured(self, format):
         costs = self.costs.setdefault(format, Costs())
         _reset_peak()
         before, begin = _resident(b"VmRSS"), time.process_time()
@@ -54,7 +51,7 @@ class Fuzz:
             costs.longest_s = max(costs.longest_s, time.process_time() - begin)
             costs.largest_bytes = max(costs.largest_bytes, _resident(b"VmHWM") - before)
 
-    def find(self, what: str, file: Path | None = None) -> None:
+    def find(self, what, file=None):
         """Note a defect, and keep the input that shows it. Equal defects count once."""
         if what in self.finds:
             return
@@ -64,7 +61,7 @@ class Fuzz:
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.write_bytes(file.read_bytes())
 
-    def end(self) -> None:
+    def end(self):
         """Print the table by format. Raises AssertionError where an input showed a defect, or took too long."""
         print("\n| format | inputs | tracebacks | longest | largest memory |\n| --- | ---: | ---: | ---: | ---: |")
         for format, costs in sorted(self.costs.items()):
@@ -74,7 +71,7 @@ class Fuzz:
         assert max(costs.longest_s for costs in self.costs.values()) < 20
 
 
-def mutated(data: bytes, dice: random.Random, bytes_set: bytes, ends: float) -> bytes:
+def mutated(data, dice, bytes_set, ends):
     """Return ``data`` with bytes set to some of ``bytes_set``, parts cut out or repeated, or its end cut off."""
     changed = bytearray(data)
     for _ in range(dice.choice([1, 1, 2, 8])):
@@ -91,12 +88,12 @@ def mutated(data: bytes, dice: random.Random, bytes_set: bytes, ends: float) -> 
     return bytes(changed)
 
 
-def _reset_peak() -> None:
+def _reset_peak():
     with suppress(OSError):  # no Linux: the peak is that of the whole process
         Path("/proc/self/clear_refs").write_bytes(b"5")
 
 
-def _resident(name: bytes) -> int:
+def _resident(name):
     try:
         lines = Path("/proc/self/status").read_bytes().splitlines()
     except OSError:

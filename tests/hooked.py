@@ -1,18 +1,18 @@
 """Programs as their users start them, under the start-up hook, on the CPU; and what the hook left."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from jobs import change, make_job
+
 from profpipe.ingest import reader
-from profpipe.job import Case, Job, Tool
+from profpipe.job import Case, Tool
 from profpipe.measure import event_lines
 from profpipe.runner import artifacts, process
 
@@ -79,8 +79,8 @@ def run(folder, *argv, profiler="plain", env=None, timeout_s=240, **options):
     job_folder.mkdir(exist_ok=True)
     steps = {**STEPS, **options.pop("steps", {})}
     given = {"hook": True, "steps": steps, "capture": None, "torch": {}, "collect": None, **options}
-    job = Job("w", profiler, (Case("default", {}),), job_folder, Tool(profiler, ""), sys.executable, folder)
-    job = replace(job, command=argv, options=given)
+    job = make_job("w", profiler, (Case("default", {}),), job_folder, Tool(profiler, ""), sys.executable, folder)
+    job = change(job, command=argv, options=given)
     variables = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": process.python_path(), **(env or {})}
     variables |= artifacts.variables(job, variables)
     began = time.monotonic()

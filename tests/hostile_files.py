@@ -4,8 +4,6 @@ Every file is made from those of ``seed_files``. The small ones that ``tests/cor
 ``benchmarks/hostile.py --keep``.
 """
 
-from __future__ import annotations
-
 import functools
 import gzip
 import itertools
@@ -13,7 +11,7 @@ import json
 import random
 import sqlite3
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,16 +34,16 @@ class Hostile:
     is_large: bool = False
 
     @property
-    def label(self) -> str:
+    def label(self):
         return f"{self.format}: {self.name}"
 
 
-def writer(write: Callable[..., Path]) -> Callable[..., Callable[[Path], Path]]:
+def writer(write):
     """Let a function that writes into a folder be called with its other arguments first."""
     return lambda *args, **more: lambda folder: write(folder, *args, **more)
 
 
-def doubling_name(times: int) -> str:
+def doubling_name(times):
     """Return a mangled name of ``P<P<...>, P<...>>``, whose substitutions double its length ``times`` times."""
     digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     return "_Z1f1PIiiE" + "".join(f"S_IS{digits[i]}_S{digits[i]}_E" for i in range(times))
@@ -99,7 +97,7 @@ NUMBERS = {
 }
 
 
-def _half(data: bytes) -> bytes:
+def _half(data):
     return data[: len(data) // 2]
 
 
@@ -122,7 +120,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 LARGE = 20_000_000
 
 
-def _unit(format: str) -> tuple[str, str, str]:
+def _unit(format):
     """Return what is before the row of a launch, the row, and what is behind it. ``@K@`` is the name of the kernel."""
     make = seed_files.TEXTS[format][1]
     one, two = (make(Texts(kernel="@K@", rows=rows)) for rows in (1, 2))
@@ -130,14 +128,14 @@ def _unit(format: str) -> tuple[str, str, str]:
     return one[:at], two[at : at + len(two) - len(one)], one[at:]
 
 
-def _write_pieces(path: Path, pieces: Iterator[str]) -> None:
+def _write_pieces(path, pieces):
     with path.open("w", encoding="utf-8", newline="") as stream:
         for piece in pieces:
             stream.write(piece)
 
 
 @writer
-def _fill(folder: Path, format: str, filling: str) -> Path:
+def _fill(folder, format, filling):
     """Write a file with so much ``filling`` between two rows."""
     before, unit, behind = _unit(format)
     path = folder / seed_files.file_name(format)
@@ -147,13 +145,13 @@ def _fill(folder: Path, format: str, filling: str) -> Path:
 
 
 @writer
-def _rows(folder: Path, format: str, *, has_names: bool) -> Path:
+def _rows(folder, format, *, has_names):
     """Write a file of very many launches, of one kernel or of as many."""
     before, unit, behind = _unit(format)
     path = folder / seed_files.file_name(format)
     times = LARGE // len(unit)
 
-    def pieces() -> Iterator[str]:
+    def pieces():
         yield before
         if has_names:
             yield from (unit.replace("@K@", f"kern_{i}") for i in range(times))
@@ -185,7 +183,7 @@ FILLINGS = {
 _FILLINGS_EACH = 2
 
 
-def _large_texts(format: str, number: int, *, has_all: bool) -> Iterator[Hostile]:
+def _large_texts(format, number, *, has_all):
     yield Hostile(format, "very many launches", _rows(format, has_names=False), is_large=True)
     if "@K@" in _unit(format)[1]:
         yield Hostile(format, "very many names", _rows(format, has_names=True), is_large=True)
@@ -196,14 +194,14 @@ def _large_texts(format: str, number: int, *, has_all: bool) -> Iterator[Hostile
 
 
 @writer
-def _damaged(folder: Path, format: str, damage: Callable[[bytes], bytes]) -> Path:
+def _damaged(folder, format, damage):
     path = seed_files.write(folder, format)
     for file in sorted(path.iterdir()) if path.is_dir() else [path]:
         file.write_bytes(damage(file.read_bytes()))
     return path
 
 
-def _with(format: str, texts: Texts) -> Callable[[Path], Path]:
+def _with(format, texts):
     return lambda folder: seed_files.write(folder, format, texts)
 
 
@@ -219,7 +217,7 @@ _STRINGS = {"nsys SQLite": "StringIds", "rocpd": "rocpd_string_00000000_0000_000
 
 
 @writer
-def _changed(folder: Path, format: str, *statements: str) -> Path:
+def _changed(folder, format, *statements):
     """Write a database and runs statements in it."""
     path = seed_files.write(folder, format)
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
@@ -229,7 +227,7 @@ def _changed(folder: Path, format: str, *statements: str) -> Path:
 
 
 @writer
-def _view_in_place(folder: Path, format: str, table: str) -> Path:
+def _view_in_place(folder, format, table):
     path = seed_files.write(folder, format)
     with closing(sqlite3.connect(path)) as database:
         columns = [row[1] for row in database.execute(f'PRAGMA table_info("{table}")')]
@@ -242,7 +240,7 @@ def _view_in_place(folder: Path, format: str, table: str) -> Path:
 
 
 @writer
-def _generated(folder: Path, format: str, table: str) -> Path:
+def _generated(folder, format, table):
     """Write a table in which a column is computed from a gigabyte whenever it is read."""
     path = seed_files.write(folder, format)
     with closing(sqlite3.connect(path)) as database:
@@ -262,7 +260,7 @@ def _generated(folder: Path, format: str, table: str) -> Path:
     return path
 
 
-def _interior(child: int, size: int) -> bytes:
+def _interior(child, size):
     """Return an inner page of a table, all of whose children are the page ``child``."""
     cell = struct.pack(">I", child) + b"\x01"
     count = (size - 12) // (len(cell) + 2)
@@ -274,7 +272,7 @@ def _interior(child: int, size: int) -> bytes:
 
 
 @writer
-def _shared_pages(folder: Path, format: str, table: str, *, text: int = 0) -> Path:
+def _shared_pages(folder, format, table, *, text=0):
     """Write a table whose inner pages share their children, so that it has 10^14 rows.
 
     With ``text``, every row of a page is the same row with a text of so many bytes.
@@ -304,7 +302,7 @@ def _shared_pages(folder: Path, format: str, table: str, *, text: int = 0) -> Pa
     return path
 
 
-def _repeat_cell(page: bytearray) -> None:
+def _repeat_cell(page):
     """Let very many rows of a leaf be its first one."""
     (cell,) = struct.unpack_from(">H", page, 8)
     count = (cell - 8) // 2
@@ -314,7 +312,7 @@ def _repeat_cell(page: bytearray) -> None:
 
 
 @writer
-def _pushes(folder: Path, count: int) -> Path:
+def _pushes(folder, count):
     """Write ranges without an end, each inside the one before."""
     export = Export()
     for i in range(count):
@@ -324,7 +322,7 @@ def _pushes(folder: Path, count: int) -> Path:
 
 
 @writer
-def _names(folder: Path, count: int, name: Callable[[int], str]) -> Path:
+def _names(folder, count, name):
     export = Export()
     for i in range(count):
         export.launch(100 * i, i + 1, name(i))
@@ -332,7 +330,7 @@ def _names(folder: Path, count: int, name: Callable[[int], str]) -> Path:
 
 
 @writer
-def _ranges(folder: Path, count: int, name: Callable[[int], str]) -> Path:
+def _ranges(folder, count, name):
     export = Export()
     for i in range(count):
         export.range(100 * i, 100 * i + 90, name(i))
@@ -340,7 +338,7 @@ def _ranges(folder: Path, count: int, name: Callable[[int], str]) -> Path:
     return export.write_sqlite(folder / "export.sqlite")
 
 
-def _databases() -> Iterator[Hostile]:
+def _databases():
     for format, table in _LAUNCHES.items():
         quoted = f'"{table}"'
         statements = {
@@ -384,7 +382,7 @@ def _databases() -> Iterator[Hostile]:
 
 
 @writer
-def _zip(folder: Path, head: bytes, filling: bytes, megabytes: int, name: str) -> Path:
+def _zip(folder, head, filling, megabytes, name):
     path = folder / name
     with gzip.open(path, "wb", compresslevel=1) as file:
         file.write(head)
@@ -394,7 +392,7 @@ def _zip(folder: Path, head: bytes, filling: bytes, megabytes: int, name: str) -
     return path
 
 
-def _zips() -> Iterator[Hostile]:
+def _zips():
     json_head, csv_head = b'{"schemaVersion": 1, "traceEvents": [', b"==PROF== Connected\n"
     event = b'{"ph":"X","name":"a","ts":1,"dur":1,"pid":1,"tid":1,"cat":"kernel"},'
     fillings = {"blanks": b" ", "empty objects": b"{},", "opening brackets": b"[", "events": event}
@@ -406,7 +404,7 @@ def _zips() -> Iterator[Hostile]:
         write = _zip(csv_head, filling, 600, "raw.csv.gz")
         yield Hostile("ncu raw, CSV", f"a zip of 600 MB of {name}", write, is_large=True)
 
-    def nested(folder: Path) -> Path:
+    def nested(folder):
         path = folder / "trace.json.gz"
         path.write_bytes(functools.reduce(lambda data, _: gzip.compress(data), range(5), b'{"traceEvents": []}'))
         return path
@@ -414,17 +412,17 @@ def _zips() -> Iterator[Hostile]:
     yield Hostile("torch trace, gzip", "a zip of zips", nested)
 
 
-def _parquet() -> Iterator[Hostile]:
+def _parquet():
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     @writer
-    def replaced(folder: Path, table: str, make: Callable[[], pa.Table]) -> Path:
+    def replaced(folder, table, make):
         path = seed_files.write(folder, "nsys Parquet")
         pq.write_table(make(), path / f"{table}.parquet", compression="zstd")
         return path
 
-    def equal_rows() -> pa.Table:
+    def equal_rows():
         count = 10_000_000
         columns = [
             "start",
@@ -440,11 +438,11 @@ def _parquet() -> Iterator[Hostile]:
         return pa.table({name: pa.array([1], pa.int64()).take(pa.nulls(count, pa.int64()).fill_null(0))
                          for name in columns})  # fmt: skip
 
-    def long_texts() -> pa.Table:
+    def long_texts():
         texts = pa.DictionaryArray.from_arrays(pa.nulls(3_000, pa.int32()).fill_null(0), pa.array(["x" * 1_000_000]))
         return pa.table({"id": pa.array(range(3_000)), "value": texts})
 
-    def columns_of_text() -> pa.Table:
+    def columns_of_text():
         return pa.table({"id": pa.array(["a"]), "value": pa.array([[1, 2]])})
 
     kernels = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -453,15 +451,15 @@ def _parquet() -> Iterator[Hostile]:
     yield Hostile("nsys Parquet", "lists in place of texts", replaced("StringIds", columns_of_text))
 
 
-def _reports() -> Iterator[Hostile]:
+def _reports():
     @writer
-    def written(folder: Path, change: Callable[[bytes], bytes]) -> Path:
+    def written(folder, change):
         path = folder / "report.ncu-rep"
         path.write_bytes(change(REPORT.read_bytes()))
         return path
 
-    def bytes_set(seed: int) -> Callable[[bytes], bytes]:
-        def change(data: bytes) -> bytes:
+    def bytes_set(seed):
+        def change(data):
             dice, changed = random.Random(seed), bytearray(data)
             for _ in range(20):
                 changed[dice.randrange(len(changed))] = dice.randrange(256)
@@ -489,7 +487,7 @@ def _reports() -> Iterator[Hostile]:
 _HEAD = "version: 1\nname: x\nworkloads:\n  w:\n    command: [echo, '{a}']\n"
 
 
-def _pipelines() -> Iterator[Hostile]:
+def _pipelines():
     bombs = {
         "aliases of aliases": "a0: &a0 [x, x]\n"
         + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 30)),
@@ -526,7 +524,7 @@ def _pipelines() -> Iterator[Hostile]:
         yield Hostile("pipeline file", name, _text_writer(text))
 
 
-def _event_files() -> Iterator[Hostile]:
+def _event_files():
     started = '{"event": "started"}\n'
     texts: dict[str, Callable[[], str]] = {
         "300,000 lines that are no events": lambda: started + "x\n" * 300_000,
@@ -558,14 +556,14 @@ def _event_files() -> Iterator[Hostile]:
 
 
 @writer
-def _lines(folder: Path, format: str, make: Callable[[], str]) -> Path:
+def _lines(folder, format, make):
     path = folder / seed_files.file_name(format)
     path.write_text(make().replace('"event"', '"hook"') if format == "hook" else make())
     return path
 
 
 @writer
-def _gigabyte(folder: Path, format: str, filling: str) -> Path:
+def _gigabyte(folder, format, filling):
     before, _, behind = _unit(format)
     path = folder / seed_files.file_name(format)
     piece = filling * (10_000_000 // len(filling))
@@ -573,11 +571,11 @@ def _gigabyte(folder: Path, format: str, filling: str) -> Path:
     return path
 
 
-def worst() -> Iterator[tuple[str, str, Hostile]]:
+def worst():
     """Yield what took longest before there were bounds: a description, what it took, and the file."""
     made = {file.label: file for file in corpus()}
 
-    def named(name: str) -> Callable[[Path], Path]:
+    def named(name):
         return _names(1, lambda _: name)
 
     digits = "x<" + "1" * 50_000 + ">(int)"
@@ -603,13 +601,13 @@ def worst() -> Iterator[tuple[str, str, Hostile]]:
 
 
 @writer
-def _text_writer(folder: Path, text: str) -> Path:
+def _text_writer(folder, text):
     path = folder / "pipeline.yaml"
     path.write_text(text, encoding="utf-8")
     return path
 
 
-def corpus(*, has_all: bool = False) -> Iterator[Hostile]:
+def corpus(*, has_all=False):
     """Yield every file, ``has_all`` with each filling in each format of text. Those of results folders are apart."""
     for number, format in enumerate(seed_files.FORMATS):
         for name, text in NAMES.items():

@@ -1,14 +1,10 @@
 """The part of the hostile corpus that is a results folder: hostile files in a run, or in a folder of ``ingest``."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
-from typing import Any
 
 import seed_files
 from hostile_files import DAMAGES, ENDLESS, NAMES, NUMBERS, Hostile
@@ -28,7 +24,7 @@ workloads:
 """
 
 
-def make_tables(folder: Path) -> Path:
+def make_tables(folder):
     """Ingest one small export, and return the folder of its tables."""
     from profpipe.commands import ingest
 
@@ -39,17 +35,17 @@ def make_tables(folder: Path) -> Path:
     return out
 
 
-def make_run(folder: Path) -> Path:
+def make_run(folder):
     """Run a small pipeline, and return its results folder."""
     return _run_in(folder / "project", "run")
 
 
-def make_pairs(folder: Path) -> Path:
+def make_pairs(folder):
     """Run one pair of the same pipeline, and return its results folder."""
     return _run_in(folder / "pairs", "ab", "--aa", "--pairs", "1")
 
 
-def _run_in(project: Path, command: str, *words: str) -> Path:
+def _run_in(project, command, *words):
     from profpipe import cli
 
     if not project.is_dir():
@@ -61,12 +57,12 @@ def _run_in(project: Path, command: str, *words: str) -> Path:
     return project / "out"
 
 
-def make_all(folder: Path) -> None:
+def make_all(folder):
     make_tables(folder)
     make_run(folder)
 
 
-def corpus(made: Path) -> Iterator[Hostile]:
+def corpus(made):
     """Yield results folders with one hostile file each. ``made`` is where the folders they are copied from are made."""
     yield from _manifests(made)
     yield from _tables(made)
@@ -74,10 +70,10 @@ def corpus(made: Path) -> Iterator[Hostile]:
     yield from _databases(made)
 
 
-def _copied(source: Callable[[], Path], change: Callable[[Path], object]) -> Callable[[Path], Path]:
+def _copied(source, change):
     """Return what writes a copy of the folder ``source`` and changes it."""
 
-    def write(folder: Path) -> Path:
+    def write(folder):
         copy = folder / "copy"
         shutil.copytree(source(), copy, symlinks=True)
         change(copy)
@@ -86,14 +82,14 @@ def _copied(source: Callable[[], Path], change: Callable[[Path], object]) -> Cal
     return write
 
 
-def _leaves(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def _leaves(node, path=()):
     items = node.items() if isinstance(node, dict) else enumerate(node[:2]) if isinstance(node, list) else ()
     for key, child in items:
         yield (*path, key)
         yield from _leaves(child, (*path, key))
 
 
-def _change_json(file: Path, value: Any, every: int) -> None:
+def _change_json(file, value, every):
     """Replace every so manyth value of a JSON document."""
     document = json.loads(file.read_text())
     for path in list(_leaves(document))[::every]:
@@ -107,11 +103,11 @@ def _change_json(file: Path, value: Any, every: int) -> None:
     file.write_text(json.dumps(document))
 
 
-def _change_bytes(file: Path, change: Callable[[bytes], bytes]) -> None:
+def _change_bytes(file, change):
     file.write_bytes(change(file.read_bytes()))
 
 
-def _of_json(format: str, source: Callable[[], Path], name: str) -> Iterator[Hostile]:
+def _of_json(format, source, name):
     """Yield alterations of the JSON file ``name`` of a folder."""
     for kind, text in NAMES.items():
         for every in (7, 30):
@@ -132,19 +128,19 @@ def _of_json(format: str, source: Callable[[], Path], name: str) -> Iterator[Hos
         yield Hostile(format, kind, _copied(source, change), is_large=True)
 
 
-def _manifests(made: Path) -> Iterator[Hostile]:
+def _manifests(made):
     yield from _of_json("run.json", lambda: make_tables(made), "run.json")
 
 
-def _orders(made: Path) -> Iterator[Hostile]:
-    def run() -> Path:
+def _orders(made):
+    def run():
         return next(path for path in make_run(made).iterdir() if path.is_dir() and path.name != "latest")
 
     yield from _of_json("order.json", run, "raw/order.json")
 
 
-def _tables(made: Path) -> Iterator[Hostile]:
-    def with_cell(copy: Path, text: str) -> None:
+def _tables(made):
+    def with_cell(copy, text):
         import pandas as pd
 
         text = text.encode("utf-8", "replace").decode()
@@ -155,7 +151,7 @@ def _tables(made: Path) -> Iterator[Hostile]:
             ]
             frame.assign(**dict.fromkeys(texts, text)).to_parquet(copy / f"{table}.parquet", index=False)
 
-    def with_number(copy: Path, number: str) -> None:
+    def with_number(copy, number):
         import pandas as pd
 
         frame = pd.read_parquet(copy / "kernels.parquet")
@@ -171,21 +167,21 @@ def _tables(made: Path) -> Iterator[Hostile]:
     yield from _parquet(lambda: make_tables(made))
 
 
-def _parquet(source: Callable[[], Path]) -> Iterator[Hostile]:
-    def with_kernels(change: Callable[[Path], object]) -> Callable[[Path], Path]:
-        def altered(copy: Path) -> None:
+def _parquet(source):
+    def with_kernels(change):
+        def altered(copy):
             change(copy / "kernels.parquet")
 
         return _copied(source, altered)
 
-    def equal_rows(path: Path) -> None:
+    def equal_rows(path):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         one = pq.read_table(path).slice(0, 1)
         pq.write_table(one.take(pa.nulls(20_000_000, pa.int64()).fill_null(0)), path, compression="zstd")
 
-    def long_texts(path: Path) -> None:
+    def long_texts(path):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -194,7 +190,7 @@ def _parquet(source: Callable[[], Path]) -> Iterator[Hostile]:
         many = table.slice(0, 1).take(pa.nulls(1_000, pa.int64()).fill_null(0))
         pq.write_table(many.set_column(many.column_names.index("kernel"), "kernel", texts), path)
 
-    def other_types(path: Path) -> None:
+    def other_types(path):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -207,9 +203,9 @@ def _parquet(source: Callable[[], Path]) -> Iterator[Hostile]:
     yield Hostile("tables, Parquet", "1,000 texts of a megabyte", with_kernels(long_texts), is_large=True)
 
 
-def _databases(made: Path) -> Iterator[Hostile]:
-    def changed(*statements: str) -> Callable[[Path], Path]:
-        def change(copy: Path) -> None:
+def _databases(made):
+    def changed(*statements):
+        def change(copy):
             with closing(sqlite3.connect(copy / "profpipe.db", isolation_level=None)) as database:
                 for statement in statements:
                     database.execute(statement)

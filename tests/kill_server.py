@@ -4,8 +4,6 @@ A line of JSON on stdin asks for a run, a line on stdout answers. Starting an in
 a hundred runs would take minutes.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,11 +1,7 @@
 """Small nsys exports written by hand, for what no recorded file holds."""
 
-from __future__ import annotations
-
 import sqlite3
-from collections.abc import Iterable, Mapping
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -32,31 +28,31 @@ _TEXT = {"value", "name", "text"}
 PUSH_POP, START_END, DOMAIN = 59, 60, 75
 
 
-def pid_id(pid: int, host: int = 1) -> int:
+def pid_id(pid, host=1):
     return host << 48 | pid << 24
 
 
-def thread_id(pid: int, tid: int, host: int = 1) -> int:
+def thread_id(pid, tid, host=1):
     return pid_id(pid, host) | tid
 
 
 class Export:
     """Rows of an export; ``kernel``, ``call`` and ``range`` take what differs and fill in the rest."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.rows: dict[str, list[dict[str, Any]]] = {"StringIds": []}
         self._strings: dict[str, int] = {}
 
-    def string(self, text: str) -> int:
+    def string(self, text):
         if text not in self._strings:
             self._strings[text] = len(self._strings) + 1
             self.add("StringIds", id=self._strings[text], value=text)
         return self._strings[text]
 
-    def add(self, table: str, **values: Any) -> None:
+    def add(self, table, **values):
         self.rows.setdefault(table, []).append(values)
 
-    def kernel(self, start: int, end: int, correlation: int | None, name: str = "k", pid: int = 1, **more: Any) -> None:
+    def kernel(self, start, end, correlation, name="k", pid=1, **more):
         identity = self.string(name)
         names = {"demangledName": identity, "shortName": identity, "mangledName": None}
         base = {"deviceId": 0, "contextId": 1, "streamId": 7, "globalPid": pid_id(pid)}
@@ -64,7 +60,7 @@ class Export:
             "CUPTI_ACTIVITY_KIND_KERNEL", start=start, end=end, correlationId=correlation, **{**base, **names, **more}
         )
 
-    def call(self, start: int, end: int, correlation: int, pid: int = 1, tid: int = 1, **more: Any) -> None:
+    def call(self, start, end, correlation, pid=1, tid=1, **more):
         base = {"eventClass": 0, "returnValue": 0, "nameId": self.string(more.pop("name", "cudaLaunchKernel_v7000"))}
         thread = thread_id(pid, tid)
         self.add(
@@ -72,18 +68,16 @@ class Export:
             start=start, end=end, correlationId=correlation, globalTid=thread, **{**base, **more},
         )  # fmt: skip
 
-    def launch(
-        self, start: int, correlation: int, name: str = "k", pid: int = 1, tid: int = 1, lasts: int = 10
-    ) -> None:
+    def launch(self, start, correlation, name="k", pid=1, tid=1, lasts=10):
         """A call of 2 ns at ``start`` and its kernel right behind."""
         self.call(start, start + 2, correlation, pid, tid)
         self.kernel(start + 5, start + 5 + lasts, correlation, name, pid)
 
-    def range(self, start: int, end: int | None, text: str | None, pid: int = 1, tid: int = 1, **more: Any) -> None:
+    def range(self, start, end, text, pid=1, tid=1, **more):
         base = {"eventType": PUSH_POP, "domainId": 0, "endGlobalTid": None, "textId": None}
         self.add("NVTX_EVENTS", start=start, end=end, text=text, globalTid=thread_id(pid, tid), **{**base, **more})
 
-    def write_sqlite(self, path: Path, without: Iterable[str] = (), also: Mapping[str, str] | None = None) -> Path:
+    def write_sqlite(self, path, without=(), also=None):
         """Writes the tables that have rows; ``without`` columns, ``also`` with further columns by table."""
         with closing(sqlite3.connect(path)) as database:
             for table, rows in self.rows.items():
@@ -97,7 +91,7 @@ class Export:
             database.commit()
         return path
 
-    def write_parquet(self, folder: Path) -> Path:
+    def write_parquet(self, folder):
         folder.mkdir()
         for table, rows in self.rows.items():
             columns = {

@@ -1,14 +1,12 @@
 """Tables and records of `ab` runs with made-up times, and a small project to run."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from profpipe.analysis import pairs
 from profpipe.report import render
-from profpipe.report.document import Placement
+from profpipe.report.document import OnPage
 from profpipe.report.markdown import Markdown
 from profpipe.results import schema
 from profpipe.results.manifest import Manifest, PairsEntry, SideEntry, Undecided
@@ -43,7 +41,7 @@ def run_of(gate=None, undecided=Undecided.REPORT, **more):
 
 def page_of(data, run):
     """Return SUMMARY.md of an `ab` run without its head."""
-    sections = render.build_pairs(pairs.analyze(data, run), data, run).without(Placement.HTML).sections
+    sections = render.build_pairs(pairs.analyze(data, run), data, run).without(OnPage.HTML).sections
     return "\n\n".join(filter(None, map(Markdown().section, sections))) + "\n"
 
 

@@ -1,7 +1,5 @@
 """Run profpipe as a process on the CPU, and read the tables that it writes."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os
@@ -18,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WITHOUT_TORCH = f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'no_torch'}"
 
 
-def profpipe(folder: Path, *arguments: object, exit_code: int = 0, **environment: str) -> str:
+def profpipe(folder, *arguments, exit_code=0, **environment):
     """Run profpipe in ``folder`` and return what it prints; fail unless it exits with ``exit_code``."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     variables = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", **environment}
@@ -27,7 +25,7 @@ def profpipe(folder: Path, *arguments: object, exit_code: int = 0, **environment
     return done.stdout
 
 
-def rows(file: Path) -> list[dict[str, str]]:
+def rows(file):
     """Of a table, as text."""
     if file.suffix == ".parquet":
         written = io.BytesIO()

@@ -1,17 +1,14 @@
 """Recording with a real nsys, outside profpipe: as its users do it by hand."""
 
-from __future__ import annotations
-
 import subprocess
 import time
-from pathlib import Path
 
 from profpipe.profilers.nsys import FALSE_START
 
 _MAX_STARTS = 8
 
 
-def record(nsys: Path, report: Path, *program: object) -> None:
+def record(nsys, report, *program):
     """Record the NVTX ranges of ``program`` (argv) in ``report``."""
     profile = [nsys, "profile", "-t", "nvtx", "-s", "none", "--cpuctxsw=none", "-f", "true", "-o", report, *program]
     for start in range(_MAX_STARTS):

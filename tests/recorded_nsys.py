@@ -4,8 +4,6 @@ The variable IMPL of a side chooses the attention implementation of the recordin
 path of a file: nsys waits until the file exists. RECORDING names a recorded loop, for a command.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -19,7 +17,7 @@ from pathlib import Path
 LOOPS = Path(__file__).parent / "data" / "nsys-2025.3.1" / "loops"
 
 
-def install(folder: Path) -> Path:
+def install(folder):
     """Write the program ``nsys`` into ``folder``, and return the folder."""
     folder.mkdir()
     program = folder / "nsys"
@@ -28,7 +26,7 @@ def install(folder: Path) -> Path:
     return folder
 
 
-def main(argv: list[str]) -> int:
+def main(argv):
     if argv == ["--version"]:
         print("NVIDIA Nsight Systems version 2025.3.1.90-253135822126v0")
         return 0
@@ -36,7 +34,7 @@ def main(argv: list[str]) -> int:
     return profile(output, argv[argv.index("-o") + 2 :]) if argv[0] == "profile" else export(output, Path(argv[-1]))
 
 
-def profile(report: Path, workload: list[str]) -> int:
+def profile(report, workload):
     if "FAILS" in os.environ:
         print("the driver refused")
         return 3
@@ -48,7 +46,7 @@ def profile(report: Path, workload: list[str]) -> int:
     return returncode
 
 
-def export(target: Path, report: Path) -> int:
+def export(target, report):
     import recorded_pairs
 
     if name := os.environ.get("RECORDING"):

@@ -1,10 +1,7 @@
 """Captures of an `ab` run, made of a real recording: attention implementations on an H200, under nsys 2025.3.1."""
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
-from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -14,7 +11,7 @@ from profpipe.results.schema import Tables
 RECORDED = Path(__file__).parent / "data" / "nsys-2025.3.1" / "attention" / "attn_h200.sqlite"
 
 
-def export(target: Path, impl: str, *changes: str, cases: Iterable[str] = ("seqlen=512", "seqlen=2048")) -> Path:
+def export(target, impl, *changes, cases=("seqlen=512", "seqlen=2048")):
     """Write the recording of ``impl`` with each of its 5 iterations in the range of a case, and make SQL ``changes``.
 
     The recording has the two sequence lengths 512 and 2048, to which ``cases`` give their names.
@@ -35,21 +32,21 @@ def export(target: Path, impl: str, *changes: str, cases: Iterable[str] = ("seql
     return target
 
 
-def launches_of(name: str) -> str:
+def launches_of(name):
     """Return SQL for the rows of the kernels whose name contains ``name``."""
     return f"demangledName in (select id from StringIds where value like '%{name}%')"
 
 
-def slower(name: str, ns: int) -> str:
+def slower(name, ns):
     """Return SQL that makes each launch of a kernel take ``ns`` more."""
     return f"update CUPTI_ACTIVITY_KIND_KERNEL set end = end + {ns} where {launches_of(name)}"
 
 
-def without(name: str) -> str:
+def without(name):
     return f"delete from CUPTI_ACTIVITY_KIND_KERNEL where {launches_of(name)}"
 
 
-def twice(name: str) -> Sequence[str]:
+def twice(name):
     """Return SQL that repeats each launch of a kernel."""
     return (
         f"create table more as select * from CUPTI_ACTIVITY_KIND_KERNEL where {launches_of(name)}",
@@ -57,19 +54,19 @@ def twice(name: str) -> Sequence[str]:
     )
 
 
-def renamed(name: str, part: str, other: str) -> str:
+def renamed(name, part, other):
     """Return SQL that replaces ``part`` of a kernel's name."""
     return f"update StringIds set value = replace(value, '{part}', '{other}') where value like '%{name}%'"
 
 
-def read(path: Path, workload: str = "attention") -> Tables:
+def read(path, workload="attention"):
     """Return the rows of an export that are of a case."""
-    (found,) = reader.ingest([reader.Source(path, path.name, "r", workload, "nsys")])
+    (found,) = reader.ingest([reader.InputFile(path, path.name, "r", workload, "nsys")])
     assert isinstance(found, reader.Read), found
     own = found.tables
     return Tables(kernels=own.kernels[own.kernels["case"] != ""], ranges=own.ranges[own.ranges["case"] != ""])
 
 
-def place(tables: Tables, pair: int, side: str, workload: str = "attention") -> Tables:
+def place(tables, pair, side, workload="attention"):
     """Return the rows as those of a capture of an `ab` run."""
-    return tables.with_columns(source=f"raw/{workload}/pair-{pair:02d}/{side}-nsys/capture.sqlite")
+    return tables.set_columns(source=f"raw/{workload}/pair-{pair:02d}/{side}-nsys/capture.sqlite")

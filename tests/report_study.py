@@ -1,25 +1,21 @@
 """Runs to analyse and report: the recorded one in tests/data/report-h200, and made-up ones that say so."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from profpipe.analysis import analyze as analysis
-from profpipe.analysis.findings import Findings
-from profpipe.report import pages, render, text_files
-from profpipe.report.document import Block, Bullets, Paragraph, Section, Table as TableBlock
+from profpipe.report import pages, render, results_json, text_files
+from profpipe.report.document import Bullets, Paragraph, Section, TableBlock
 from profpipe.report.markdown import Markdown
 from profpipe.results import atomic, raw_files
 from profpipe.results.manifest import Manifest
-from profpipe.results.schema import ALL, CASES, KERNELS, METRICS, RANGES, Table, Tables, empty, frame
+from profpipe.results.schema import ALL, CASES, KERNELS, METRICS, RANGES, Tables, empty, frame
 
 DATA = Path(__file__).parent / "data"
 
@@ -32,40 +28,41 @@ FLUSH = "at::vectorized_elementwise_kernel<4, at::FillFunctor<int>, std::array<c
 CLASS_OF = {ATTENTION: ("attention", "fa2"), COPY: ("copy", ""), ADD: ("add", ""), FLUSH: ("elementwise", "")}
 
 
-def analyze(data: Tables, run: Mapping[str, Any]) -> Findings:
+def analyze(data, run):
     """Return the findings of a run whose record is a JSON document, of which any key may be absent."""
     return analysis.analyze(data, Manifest.parse(_complete(run)))
 
 
-def _complete(run: Mapping[str, Any]) -> dict[str, Any]:
+def _complete(run):
     """Return the record of a run whose workloads ask for one sample, unless they say otherwise."""
     pipeline = run.get("pipeline") or {}
     workloads = {name: {"repeats": 1, **own} for name, own in pipeline.get("workloads", {}).items()}
     return {**run, "pipeline": {**pipeline, "workloads": workloads} if pipeline else {}}
 
 
-def write_page(findings: Findings, data: Tables, run: Mapping[str, Any], folder: Path, template: Path) -> Path:
+def write_page(findings, data, run, folder, template):
     """Write the pages of a run whose record is a JSON document; return the path of SUMMARY.md."""
     own = Manifest.parse(_complete(run))
-    for name, text in text_files.texts(findings, data, own).items():
+    results = results_json.text(results_json.document(findings, data, own))
+    for name, text in {**text_files.texts(findings, data, own), results_json.FILE: results}.items():
         atomic.write_text(folder / name, text)
     pages.write(render.build(findings, data, own, raw_files.read(folder, own)), folder, template)
     return folder / "SUMMARY.md"
 
 
-def read_pages(folder: Path) -> str:
+def read_pages(folder):
     """Return SUMMARY.md and details.md of a run's folder, one after the other."""
     pages = (folder / name for name in ("SUMMARY.md", "details.md"))
     return "\n".join(page.read_text(encoding="utf-8") for page in pages if page.is_file())
 
 
-def recorded() -> tuple[Tables, dict[str, Any]]:
+def recorded():
     """Seven implementations at two lengths under nsys on an H200, 5 iterations each: attn_h200.sqlite, by SQL."""
     return _stored(DATA / "report-h200")
 
 
 @functools.cache
-def _example(name: str) -> tuple[Tables, str]:
+def _example(name):
     data, run = _stored(DATA.parents[1] / "examples" / name)
     return data, json.dumps(run)
 
@@ -78,23 +75,23 @@ H200_CEILINGS = {
 }
 
 
-def with_ceilings(data: Tables, run: Mapping[str, Any]) -> tuple[Tables, dict[str, Any]]:
+def with_ceilings(data, run):
     """Return the run as if the rates of its GPU had been measured before."""
     return data, {**run, "machine": {**run["machine"], "ceilings": H200_CEILINGS}}
 
 
-def example(name: str) -> tuple[Tables, dict[str, Any]]:
+def example(name):
     """The tables of a real run, and its record, which a test may change."""
     data, run = _example(name)
     return data, json.loads(run)
 
 
-def _stored(folder: Path) -> tuple[Tables, dict[str, Any]]:
+def _stored(folder):
     frames = {table.name: _read(folder, table) for table in ALL}
     return Tables(**frames), json.loads((folder / "run.json").read_text(encoding="utf-8"))
 
 
-def _read(folder: Path, table: Table) -> pd.DataFrame:
+def _read(folder, table):
     if (path := folder / f"{table.name}.parquet").exists():
         return frame(table, pd.read_parquet(path))
     if not (path := folder / f"{table.name}.csv").exists():
@@ -103,50 +100,38 @@ def _read(folder: Path, table: Table) -> pd.DataFrame:
     return frame(table, pd.read_csv(path, dtype=types, keep_default_na=False, na_values=[""]))
 
 
-def case_row(case: str, profiler: str = "plain", status: str = "ok", reason: str = "", **more: Any) -> dict[str, Any]:
+def case_row(case, profiler="plain", status="ok", reason="", **more):
     params = json.dumps(more.pop("params")) if "params" in more else ""
     flags = json.dumps(more.pop("flags", []))
     row = {"workload": "w", "case": case, "profiler": profiler, "status": status, "reason": reason}
     return {**row, "params": params, "flags": flags, **more}
 
 
-def kernel_row(case: str, kernel: str, calls: int, total_ns: float | None, **more: Any) -> dict[str, Any]:
+def kernel_row(case, kernel, calls, total_ns, **more):
     cls, family = CLASS_OF.get(kernel, ("other", ""))
     row = {"workload": "w", "case": case, "profiler": "nsys", "kind": "kernel", "kernel": kernel, "calls": calls}
     return {**row, "total_ns": total_ns, "kernel_class": cls, "kernel_family": family, **more}
 
 
-def metric_row(case: str, metric: str, value: float, unit: str = "ns", **more: Any) -> dict[str, Any]:
+def metric_row(case, metric, value, unit="ns", **more):
     row = {"workload": "w", "case": case, "profiler": "plain", "metric": metric, "value": value, "unit": unit, "n": 30}
     return {**row, **more}
 
 
-def range_row(case: str, instances: int, profiler: str = "nsys", **more: Any) -> dict[str, Any]:
+def range_row(case, instances, profiler="nsys", **more):
     return {"workload": "w", "case": case, "profiler": profiler, "range": "", "instances": instances, **more}
 
 
-def every_table(section: Section) -> Iterator[TableBlock]:
+def every_table(section):
     """Yield every table of the section and of its subsections."""
     return (block for block in section.walk() if isinstance(block, TableBlock))
 
 
-def tables(
-    cases: Sequence[Mapping[str, Any]] = (),
-    kernels: Sequence[Mapping[str, Any]] = (),
-    ranges: Sequence[Mapping[str, Any]] = (),
-    metrics: Sequence[Mapping[str, Any]] = (),
-) -> Tables:
+def tables(cases=(), kernels=(), ranges=(), metrics=()):
     return Tables(frame(CASES, cases), frame(KERNELS, kernels), frame(RANGES, ranges), frame(METRICS, metrics))
 
 
-def made_up(
-    impls: Sequence[str],
-    lengths: Sequence[int],
-    *,
-    causal: Sequence[bool] = (False,),
-    baseline: str | None = None,
-    **others: Sequence[Any],
-) -> tuple[Tables, dict[str, Any]]:
+def made_up(impls, lengths, *, causal=(False,), baseline=None, **others):
     """A sweep with invented times under plain, nsys, torch and ncu: no GPU ever gave these numbers.
 
     The last implementation runs out of memory at the largest length. ``others`` are further axes with their values.
@@ -193,7 +178,7 @@ def made_up(
     return tables(cases, kernels, ranges, metrics), run
 
 
-def _kernels(case: str, kernel_ns: float) -> list[dict[str, Any]]:
+def _kernels(case, kernel_ns):
     rows = []
     for profiler, calls, slower in (("nsys", 30, 1.0), ("torch", 30, 1.01), ("ncu", 1, 1.02)):
         for kernel, share in ((ATTENTION, 1.0), (COPY, 0.15), (ADD, 0.05)):
@@ -201,7 +186,7 @@ def _kernels(case: str, kernel_ns: float) -> list[dict[str, Any]]:
     return rows
 
 
-def _metrics(case: str, kernel_ns: float, length: int) -> list[dict[str, Any]]:
+def _metrics(case, kernel_ns, length):
     time = 1.2 * kernel_ns + 3000
     spread = {"n": 30, "ci_low": 0.998 * time, "ci_high": 1.003 * time}
     numbers = [("time_p10", 0.98 * time, "ns"), ("time_p90", 1.05 * time, "ns"), ("error_max", 2e-3, "1")]
@@ -215,7 +200,7 @@ def _metrics(case: str, kernel_ns: float, length: int) -> list[dict[str, Any]]:
     return rows
 
 
-def texts(section: Section) -> list[str]:
+def texts(section):
     """Return the paragraphs and the items of lists of a section as Markdown."""
     found: list[str] = []
     for block in section.blocks:
@@ -226,7 +211,7 @@ def texts(section: Section) -> list[str]:
     return found
 
 
-def grid(table: Block | None) -> list[list[str]]:
+def grid(table):
     """Return the head and the rows of a table as the page writes them."""
     assert isinstance(table, TableBlock)
     lines = [line for line in Markdown().table(table).splitlines() if line.startswith("|")]
@@ -234,13 +219,13 @@ def grid(table: Block | None) -> list[list[str]]:
     return [cells[0], *cells[2:]] if cells else []
 
 
-def records(table: Block | None) -> list[dict[str, str]]:
+def records(table):
     """Return the rows of a table as the page writes them, by the titles of the columns."""
     head, *rows = grid(table) or [[]]
     return [dict(zip(head, row, strict=True)) for row in rows]
 
 
-def check_golden(name: str, text: str, regenerate: bool) -> None:
+def check_golden(name, text, regenerate):
     """Compare ``text`` with the golden file ``name``; with --regenerate, write it."""
     path = Path(__file__).parent / "golden" / name
     if regenerate:
@@ -248,13 +233,13 @@ def check_golden(name: str, text: str, regenerate: bool) -> None:
     assert text == path.read_text(encoding="utf-8"), f"{path} differs; pytest --regenerate writes it again"
 
 
-def check_studies(name: str, studies: Iterable[tuple[Any, ...]], regenerate: bool) -> None:
+def check_studies(name, studies, regenerate):
     """Compare sections, tables and texts, which follow the name of their study, with the golden file ``name``."""
     parts = [[f"# {study}", *map(written, shown)] for study, *shown in studies]
     check_golden(name, "\n\n".join(text for part in parts for text in part) + "\n", regenerate)
 
 
-def written(shown: Any) -> str:
+def written(shown):
     """Return a section, a table, a text, or a list of texts as Markdown."""
     if isinstance(shown, Section):
         return Markdown().section(shown) or "(no section)"

@@ -3,8 +3,6 @@
 Texts are made from the columns that the tools write; ``tests/data`` has recorded files of some formats.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io
@@ -33,7 +31,7 @@ class Texts:
     rows: int = 1
 
 
-def _csv(*rows: list[Any], number: str) -> str:
+def _csv(*rows, number):
     """Return CSV; None is replaced by ``number`` as it is."""
     out = io.StringIO()
     for row in rows:
@@ -42,7 +40,7 @@ def _csv(*rows: list[Any], number: str) -> str:
     return out.getvalue()
 
 
-def _table(columns: str, values: Mapping[str, Any], texts: Texts) -> str:
+def _table(columns, values, texts):
     """Return a CSV file with one row, repeated."""
     names = next(csv.reader([columns]))
     head = _csv(list(names), number="")
@@ -52,26 +50,26 @@ def _table(columns: str, values: Mapping[str, Any], texts: Texts) -> str:
 _NUMBER = "@number@"
 
 
-def _json(document: Any, texts: Texts) -> str:
+def _json(document, texts):
     return json.dumps(document).replace(f'"{_NUMBER}"', texts.number or "null")
 
 
 # --- Nsight Systems --------------------------------------------------------------------------------------------------
 
 
-def nsys_stats_csv(texts: Texts) -> str:
+def nsys_stats_csv(texts):
     columns = "Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name"
     values = {"Time (%)": 100, "Total Time (ns)": None, "Instances": 1, "Avg (ns)": 350, "Name": texts.kernel}
     return _table(columns, values, texts)
 
 
-def nsys_trace_csv(texts: Texts) -> str:
+def nsys_trace_csv(texts):
     columns = "Start (ns),Duration (ns),CorrId,GrdX,GrdY,GrdZ,BlkX,BlkY,BlkZ,Reg/Trd,Device,Ctx,Strm,Name"
     values = {"Start (ns)": 10, "Duration (ns)": None, "CorrId": 1, "Device": "NVIDIA H200 (0)", "Name": texts.kernel}
     return _table(columns, values, texts)
 
 
-def nsys_stats_text(texts: Texts) -> str:
+def nsys_stats_text(texts):
     head = (
         "CUDA Kernel Statistics:\n\n"
         " Time(%)  Total Time (ns)  Instances  Average      Minimum  Maximum  Name\n"
@@ -80,7 +78,7 @@ def nsys_stats_text(texts: Texts) -> str:
     return head + f"   100.0  {texts.number:>15}  {1:>9}  {350:>11}  {350:>7}  {350:>7}  {texts.kernel}\n" * texts.rows
 
 
-def nsys_export(texts: Texts) -> Export:
+def nsys_export(texts):
     """Return an export in which ``number`` is the end of a kernel, as SQLite stores it."""
     export = Export()
     export.range(0, 1000, texts.range)
@@ -104,18 +102,18 @@ _NCU = "ID,Process ID,Process Name,Host Name,Kernel Name,Context,Stream"
 _PUSH = "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
 
 
-def _ncu_values(texts: Texts) -> dict[str, Any]:
+def _ncu_values(texts):
     pushed = f'9  "<default domain>:{texts.range}{":none" * 6}"'
     return {"Process ID": 7, "Process Name": "app", "Host Name": "host", "Kernel Name": texts.kernel, _PUSH: pushed}
 
 
-def ncu_details_csv(texts: Texts) -> str:
+def ncu_details_csv(texts):
     columns = f'{_NCU},"{_PUSH}",Section Name,Metric Name,Metric Unit,Metric Value'
     metric = {"Section Name": "S", "Metric Name": "gpu__time_duration.sum", "Metric Unit": "ns", "Metric Value": None}
     return "==PROF== Connected\n" + _table(columns, {**_ncu_values(texts), **metric}, texts)
 
 
-def ncu_raw_csv(texts: Texts) -> str:
+def ncu_raw_csv(texts):
     columns = f'{_NCU},"{_PUSH}",gpu__time_duration.sum'
     names = next(csv.reader([columns]))
     values = _ncu_values(texts)
@@ -124,7 +122,7 @@ def ncu_raw_csv(texts: Texts) -> str:
     return _csv(list(names), list(units), number="") + _csv(row, number=texts.number) * texts.rows
 
 
-def ncu_text(texts: Texts) -> str:
+def ncu_text(texts):
     launch = (
         f"  {texts.kernel}, 2024-Jan-01 00:00:00, Context 1, Stream 7\n"
         "    Section: GPU Speed Of Light Throughput\n"
@@ -138,7 +136,7 @@ def ncu_text(texts: Texts) -> str:
 # --- torch.profiler --------------------------------------------------------------------------------------------------
 
 
-def _torch_events(texts: Texts) -> list[dict[str, Any]]:
+def _torch_events(texts):
     kernel = {
         "ph": "X", "cat": "kernel", "name": texts.kernel, "pid": 0, "tid": 7, "ts": 100, "dur": _NUMBER,
         "args": {"device": 0, "stream": 7, "correlation": 1, "External id": 3},
@@ -153,16 +151,16 @@ def _torch_events(texts: Texts) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def torch_trace(texts: Texts) -> str:
+def torch_trace(texts):
     return _json({"schemaVersion": 1, "deviceProperties": [], "traceEvents": _torch_events(texts)}, texts)
 
 
-def torch_list(texts: Texts) -> str:
+def torch_list(texts):
     """Return a trace that is only a list of events, as tools that cut Kineto's traces write them."""
     return _json(_torch_events(texts), texts)
 
 
-def torch_rank(texts: Texts) -> str:
+def torch_rank(texts):
     """Return a trace of one rank, as HTA reads them: Kineto states the group, and gives collectives their sizes."""
     events = _torch_events(texts)
     events[-1] = {**events[-1], "name": "ncclDevKernel_AllReduce(int)",
@@ -176,24 +174,24 @@ def torch_rank(texts: Texts) -> str:
 _TIMES_V3 = {"Start_Timestamp": 310, "End_Timestamp": None, "Correlation_Id": 1, "Thread_Id": 7, "Process_Id": 70}
 
 
-def rocprof_v1_csv(texts: Texts) -> str:
+def rocprof_v1_csv(texts):
     values = {"KernelName": texts.kernel, "DispatchNs": 300, "BeginNs": 310, "EndNs": None, "DurationNs": 40}
     return _table(fake_rocprof.RESULTS_V1, values, texts)
 
 
-def rocprof_v1_stats(texts: Texts) -> str:
+def rocprof_v1_stats(texts):
     values = {"Name": texts.kernel, "Calls": 1, "TotalDurationNs": None, "AverageNs": 350, "Percentage": 100}
     return _table(fake_rocprof.STATS_V1, values, texts)
 
 
-def rocprof_v1_json(texts: Texts) -> str:
+def rocprof_v1_json(texts):
     sections = {0: "Markers and Ranges", 2: "CPU HIP API", 6: "GPU0"}
     labels = [
         {"args": {"name": name}, "ph": "M", "pid": pid, "name": "process_name", "sort_index": place}
         for place, (pid, name) in enumerate(sections.items())
     ]
 
-    def event(section: int, name: str, begin: int, end: Any) -> dict[str, Any]:
+    def event(section, name, begin, end):
         values = {"BeginNs": str(begin), "EndNs": end, "pid": "70", "tid": "7", "Name": name, "gpu-id": "0"}
         return {"ph": "X", "name": name, "ts": 1, "dur": 1, "pid": section, "tid": 7, "args": values}
 
@@ -201,22 +199,22 @@ def rocprof_v1_json(texts: Texts) -> str:
     return _json({"traceEvents": [{}, *labels, *events], "otherData": {}}, texts)
 
 
-def rocprof_v2_csv(texts: Texts) -> str:
+def rocprof_v2_csv(texts):
     values = {"Kernel_Name": texts.kernel, "PID": 70, "TID": 7, "Start_Timestamp": 310, "End_Timestamp": None}
     return _table(fake_rocprof.RESULTS_V2, values, texts)
 
 
-def rocprof_v3_csv(texts: Texts) -> str:
+def rocprof_v3_csv(texts):
     values = {"Kind": "KERNEL_DISPATCH", "Agent_Id": "Agent 2", "Kernel_Name": texts.kernel, **_TIMES_V3}
     return _table(fake_rocprof.KERNEL_TRACE, values, texts)
 
 
-def rocprof_v3_markers(texts: Texts) -> str:
+def rocprof_v3_markers(texts):
     values = {"Domain": "MARKER_CORE_RANGE_API", "Function": texts.range, **_TIMES_V3}
     return _table(fake_rocprof.API_TRACE, values, texts)
 
 
-def rocprof_v3_copies(texts: Texts) -> str:
+def rocprof_v3_copies(texts):
     columns = (
         "Kind,Direction,Stream_Id,Source_Agent_Id,Destination_Agent_Id,Correlation_Id,Start_Timestamp,End_Timestamp"
     )
@@ -224,7 +222,7 @@ def rocprof_v3_copies(texts: Texts) -> str:
     return _table(columns, values, texts)
 
 
-def rocprof_v3_counters(texts: Texts) -> str:
+def rocprof_v3_counters(texts):
     columns = (
         "Correlation_Id,Dispatch_Id,Agent_Id,Queue_Id,Process_Id,Thread_Id,Grid_Size,Kernel_Id,Kernel_Name,"
         "Workgroup_Size,LDS_Block_Size,Scratch_Size,VGPR_Count,Accum_VGPR_Count,SGPR_Count,Counter_Name,Counter_Value,"
@@ -234,13 +232,13 @@ def rocprof_v3_counters(texts: Texts) -> str:
     return _table(columns, {**values, **_TIMES_V3}, texts)
 
 
-def rocprof_v3_stats(texts: Texts) -> str:
+def rocprof_v3_stats(texts):
     values = {"Name": texts.kernel, "Calls": 1, "TotalDurationNs": None, "AverageNs": 350, "MinNs": 350, "MaxNs": 350}
     return _table(fake_rocprof.STATS_V3, values, texts)
 
 
-def rocprof_v3_json(texts: Texts) -> str:
-    def record(start: int, end: Any, **more: Any) -> dict[str, Any]:
+def rocprof_v3_json(texts):
+    def record(start, end, **more):
         times = {"start_timestamp": start, "end_timestamp": end}
         return {"thread_id": 7, "correlation_id": {"internal": 5, "external": 0}, **times, **more}
 
@@ -283,12 +281,12 @@ ROCPD = {
 }
 
 
-def _stored(text: str) -> str:
+def _stored(text):
     """Return a text as SQLite can hold it."""
     return text.encode("utf-8", "replace").decode()
 
 
-def write_rocpd(path: Path, texts: Texts) -> None:
+def write_rocpd(path, texts):
     guid, suffix = "00000000-0000-0000-0000-00000000000a", "00000000_0000_0000_0000_00000000000a"
     rows: dict[str, list[tuple[Any, ...]]] = {
         "string": [(_stored(texts.range),), ("MARKER_CORE_RANGE_API",)],
@@ -311,7 +309,7 @@ def write_rocpd(path: Path, texts: Texts) -> None:
         database.commit()
 
 
-def write_rocprof_v1_db(path: Path, texts: Texts) -> None:
+def write_rocprof_v1_db(path, texts):
     kernel, text = _stored(texts.kernel), _stored(texts.range)
     tables = {
         "KERN": ("Index KernelName gpu-id pid tid DispatchNs BeginNs EndNs",
@@ -330,7 +328,7 @@ def write_rocprof_v1_db(path: Path, texts: Texts) -> None:
 # --- profpipe --------------------------------------------------------------------------------------------------------
 
 
-def events(texts: Texts) -> str:
+def events(texts):
     case = {"case": texts.range.removeprefix("profpipe:")}
     lines = [
         {"event": "started", "profiler": "plain", "torch": texts.kernel, "machine": {"name": texts.range}},
@@ -342,7 +340,7 @@ def events(texts: Texts) -> str:
     return "".join(_json(line, texts) + "\n" for line in lines)
 
 
-def hook(texts: Texts) -> str:
+def hook(texts):
     lines = [
         {"hook": "started", "profiler": "plain", "torch": texts.kernel, "device_name": texts.range, "pid": 7},
         *[{"hook": "steps", "rule": "optimizer", "step": [0, 1], "start_ns": [5, _NUMBER],
@@ -354,7 +352,7 @@ def hook(texts: Texts) -> str:
     return "".join(_json(line, texts) + "\n" for line in lines)
 
 
-def pipeline(texts: Texts) -> str:
+def pipeline(texts):
     """Return a pipeline file, as JSON is YAML."""
     entry = {"command": ["echo", "{n}", texts.kernel], "matrix": {"n": [_NUMBER, 1]}, "profilers": ["plain"],
              "env": {"A": texts.range}}  # fmt: skip
@@ -390,11 +388,11 @@ TEXTS: Mapping[str, tuple[str, Callable[[Texts], str]]] = {
 }
 
 
-def _write_text(path: Path, format: str, texts: Texts) -> None:
+def _write_text(path, format, texts):
     path.write_bytes(TEXTS[format][1](texts).encode("utf-8", "surrogatepass"))
 
 
-def _write_zip(path: Path, texts: Texts) -> None:
+def _write_zip(path, texts):
     path.write_bytes(gzip.compress(torch_trace(texts).encode("utf-8", "surrogatepass"), 1))
 
 
@@ -408,11 +406,11 @@ BINARIES: Mapping[str, tuple[str, Callable[[Path, Texts], object]]] = {
 }
 
 
-def _storable(texts: Texts) -> Texts:
+def _storable(texts):
     return Texts(_stored(texts.kernel), _stored(texts.range), texts.number, texts.rows)
 
 
-def _in_columns(texts: Texts) -> Texts:
+def _in_columns(texts):
     """Return texts that fit into columns of Arrow, whose numbers have 64 bits."""
     is_number = texts.number.lstrip("-").isdecimal() and abs(int(texts.number[:40])) < 1 << 63
     return Texts(_stored(texts.kernel), _stored(texts.range), texts.number if is_number else "1", texts.rows)
@@ -421,7 +419,7 @@ def _in_columns(texts: Texts) -> Texts:
 FORMATS = (*TEXTS, *BINARIES)
 
 
-def file_name(format: str) -> str:
+def file_name(format):
     return {**TEXTS, **BINARIES}[format][0]
 
 

@@ -10,8 +10,6 @@ The daemons run as the user of the tests, listen on the loopback interface and t
 and hands out, and nothing can run on. ``hostname`` is that of the machine everywhere: SLURMD_NODENAME has the node.
 """
 
-from __future__ import annotations
-
 import getpass
 import os
 import random

@@ -4,21 +4,17 @@
 work before it. The launch queue has a limited size; when it is full the host waits, as with CUDA.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections import deque
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
-
-import pytest
 
 from profpipe.measure.timers import CLOCK_CYCLES
 
 MIB = 2**20
 
 
-def pretend_cuda(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0), memory: int = 2**40) -> None:
+def pretend_cuda(monkeypatch, capability=(9, 0), memory=2**40):
     """Mock the properties of a device for the workloads: no kernel can run behind it."""
     import torch
 

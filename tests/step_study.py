@@ -1,10 +1,5 @@
 """Made-up runs of programs with steps, in the form in which ingestion stores them: no GPU ever gave these numbers."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from report_study import case_row, kernel_row, metric_row
 
 from profpipe.results.schema import CASES, KERNELS, METRICS, RANGES, STEPS, Tables, frame
@@ -18,9 +13,7 @@ _KINDS = {HTOD: "memcpy", MEMSET: "memset"}
 PARTS = ("compute_ns", "communication_ns", "copy_ns", "idle_launch_ns", "idle_blocked_ns", "idle_other_ns")
 
 
-def step_row(
-    case: str, step: int, parts: Sequence[float] | float, profiler: str = "nsys", **more: Any
-) -> dict[str, Any]:
+def step_row(case, step, parts, profiler="nsys", **more):
     """A row of `steps` from its six parts in ns, or from its time alone, as without a profiler."""
     row = {"workload": "w", "case": case, "profiler": profiler, "source": f"{profiler}.sqlite", "rank": 0, "device": 0}
     row |= {"step": step, "state": "steady", "rule": "optimizer", "process": 1, "start_ns": 1e8 * step}
@@ -35,9 +28,7 @@ def step_row(
     return {**row, **more}
 
 
-def step_metrics(
-    case: str, ns: float, profiler: str = "nsys", ranks: Sequence[float] = (), n: int = 22, **more: Any
-) -> list[dict[str, Any]]:
+def step_metrics(case, ns, profiler="nsys", ranks=(), n=22, **more):
     """The metric `step_time` of a case, and those of its ranks; an interval of 0.2 % to either side."""
     ends = {"n": n, "ci_low": 0.998 * ns, "ci_high": 1.002 * ns, "profiler": profiler}
     found = [metric_row(case, "step_time", ns, **ends, **more)]
@@ -49,9 +40,7 @@ def step_metrics(
     return found
 
 
-def step_kernels(
-    case: str, kernels: Mapping[str, tuple[float, float]], profiler: str = "nsys", steps: int = 24, ranks: int = 1
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def step_kernels(case, kernels, profiler="nsys", steps=24, ranks=1):
     """Rows of `kernels` over all steps and ranks, and the metrics of a step, from (launches, ns) of a step by name."""
     rows, metrics = [], []
     for name, (calls, ns) in kernels.items():
@@ -68,13 +57,7 @@ def step_kernels(
     return rows, metrics
 
 
-def step_tables(
-    cases: Sequence[Mapping[str, Any]] = (),
-    kernels: Sequence[Mapping[str, Any]] = (),
-    metrics: Sequence[Mapping[str, Any]] = (),
-    steps: Sequence[Mapping[str, Any]] = (),
-    ranges: Sequence[Mapping[str, Any]] = (),
-) -> Tables:
+def step_tables(cases=(), kernels=(), metrics=(), steps=(), ranges=()):
     return Tables(
         frame(CASES, cases), frame(KERNELS, kernels), frame(RANGES, ranges), frame(METRICS, metrics),
         frame(STEPS, steps),
@@ -102,7 +85,7 @@ COMPILED = {
 }
 
 
-def compiled() -> tuple[Tables, dict[str, Any]]:
+def compiled():
     """A training loop eager and compiled under plain, nsys and torch; the host limits the eager one."""
     cases, kernels, metrics, steps = [], [], [], []
     for case, ms, parts, own in (
@@ -128,7 +111,7 @@ def compiled() -> tuple[Tables, dict[str, Any]]:
     return step_tables(cases, kernels, metrics, steps), COMPILED
 
 
-def two_ranks() -> tuple[Tables, dict[str, Any]]:
+def two_ranks():
     """One file with DistributedDataParallel on two GPUs; rank 1 is late, so rank 0 waits in its all-reduce."""
     own = {GEMM: (98, 10e6), ELEMENTWISE: (180, 2e6), NCCL: (3, 3.2e6), HTOD: (2, 0.1e6)}
     kernels, metrics = step_kernels("", own, ranks=2)

@@ -1,7 +1,5 @@
 """`profpipe ab`: the sides, the pairs of processes, the gate, a run that is killed, and the page."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
@@ -30,7 +28,7 @@ from report_study import check_golden
 
 from profpipe import cli, origins
 from profpipe.analysis import history, pairs, verdict
-from profpipe.analysis.verdict import Gate
+from profpipe.analysis.changes import Gate
 from profpipe.commands import ab as ab_command, rendering
 from profpipe.config import loader
 from profpipe.errors import ConfigError
@@ -39,7 +37,7 @@ from profpipe.report.markdown import Markdown
 from profpipe.report.sections import verdicts
 from profpipe.results import manifest, manifest_entries, store
 from profpipe.results.manifest import SideEntry, Undecided
-from profpipe.results.pair_blocks import Block
+from profpipe.results.pair_blocks import PairBlock
 from profpipe.results.schema import Tables, Verdict
 from profpipe.runner import checkout, process, sides
 from profpipe.runner.pairs import join_cases
@@ -174,7 +172,7 @@ NOISY, WIDE = around(2, spread=4), {"w": {"c": 0.05}}
 )
 def test_a_gate_fails_passes_or_is_undecided_and_names_its_cases(ratios, settings, expected, named):
     found = pairs.analyze(tables_of(ratios), run_of(**settings))
-    assert (found.gate, [case.case for case in (*found.failed, *found.open)]) == (expected, named)
+    assert (found.gate.verdict, [case.case for case in (*found.gate.failed, *found.gate.open)]) == (expected, named)
 
 
 CRASH = ("crashed", "signal 11")
@@ -198,7 +196,7 @@ CRASH = ("crashed", "signal 11")
 def test_a_case_that_failed_decides_a_gate_by_the_side_on_which_it_did(ratios, failures, marks, expected):
     marked = [("e", *mark.split()) for mark in marks.split(",") if mark]
     found = pairs.analyze(tables_of(ratios, failures.items(), marked), run_of(1, Undecided.PASS))
-    assert found.gate is expected
+    assert found.gate.verdict is expected
 
 
 @pytest.mark.parametrize("lacks", ["A", "B"])
@@ -207,7 +205,7 @@ def test_a_case_whose_steps_one_side_lacks_leaves_the_gate_undecided(lacks):
     steps = both.metrics[~both.metrics["subject"].str.endswith(lacks)]
     metrics = pd.concat([both.metrics.assign(metric="process_wall"), steps], ignore_index=True)
     found = pairs.analyze(Tables(both.cases, metrics=metrics), run_of(5, Undecided.PASS))
-    assert (found.gate, [case.case for case in found.open]) == (Gate.UNDECIDED, ["a"])
+    assert (found.gate.verdict, [case.case for case in found.gate.open]) == (Gate.UNDECIDED, ["a"])
 
 
 def test_first_pairs_that_chose_the_length_are_no_part_of_a_verdict():
@@ -216,7 +214,7 @@ def test_first_pairs_that_chose_the_length_are_no_part_of_a_verdict():
     assert found.cases[0].judgement.verdict is Verdict.SLOWER and found.cases[0].judgement.pairs == 8
     assert pairs.analyze(tables_of(ratios), run_of(pairs=12)).cases[0].judgement.verdict is Verdict.INCONCLUSIVE
     for gate, chosen in ((None, {("w", "a")}), (5, {("w", "a")}), (300, set())):
-        assert pairs.choose_again(tables_of(ratios), run_of(gate, pairs=8), Block.FIRST) == chosen
+        assert pairs.choose_again(tables_of(ratios), run_of(gate, pairs=8), PairBlock.FIRST) == chosen
 
 
 @pytest.mark.parametrize("ratios", [around(2, spread=40), [0.3, 4, 0.5, 3, 0.4, 2, 0.6, 5]])
@@ -244,14 +242,14 @@ def test_pairs_are_longer_after_first_ones_that_scatter(project):
 
 def test_a_gate_of_a_run_without_an_end_is_undecided():
     unfinished = replace(run_of(5, Undecided.PASS), ended=None)
-    assert pairs.analyze(tables_of({"a": around(0)}), unfinished).gate is Gate.UNDECIDED
+    assert pairs.analyze(tables_of({"a": around(0)}), unfinished).gate.verdict is Gate.UNDECIDED
 
 
 def test_what_fails_the_gate_is_measured_again_whatever_the_second_block_has_so_far():
     once, calm = tables_of({"a": around(3)}), tables_of({"a": [*around(3), *around(0.1)]})
-    assert pairs.choose_again(once, run_of(2), Block.GATE) == {("w", "a")}
-    assert pairs.choose_again(once, run_of(4), Block.GATE) == set()
-    assert pairs.choose_again(calm, run_of(2), Block.GATE) == {("w", "a")}
+    assert pairs.choose_again(once, run_of(2), PairBlock.GATE) == {("w", "a")}
+    assert pairs.choose_again(once, run_of(4), PairBlock.GATE) == set()
+    assert pairs.choose_again(calm, run_of(2), PairBlock.GATE) == {("w", "a")}
     (case,) = pairs.analyze(calm, run_of(2)).cases
     assert (case.first.verdict, case.judgement.verdict) == (Verdict.SLOWER, Verdict.SAME)
 
@@ -280,7 +278,7 @@ def test_a_report_shows_the_verdicts_that_are_known(tmp_path):
     data, run = tables_of({"c": around(3)}), run_of(1)
     known = replace(pairs.analyze(data, run), cases=())
     assert rendering.write_report(tmp_path, data, run, pair_findings=known).pairs is known
-    assert list(history.of_run("r", data, run_of(is_aa=True), known)) == []
+    assert list(history.sample_run("r", data, run_of(is_aa=True), known)) == []
 
 
 def test_a_known_spread_between_processes_raises_the_floor_of_its_case_and_the_headline_says_what_it_hides():
@@ -315,9 +313,9 @@ def test_the_page_says_which_figure_to_read_where_a_load_moves_the_medians_and_n
     data.metrics.loc[in_loaded_pairs, "value"] *= 9
     findings = pairs.analyze(data, run_of())
     assert findings.cases[0].judgement.ratio == pytest.approx(math.sqrt(1.02 * 1.03)), "not the 10 of slow processes"
-    assert "Where B - A does not fit A and B" in Markdown().section(verdicts.verdicts(findings, run_of()))
+    assert "Where B - A does not fit A and B" in Markdown().section(verdicts.verdicts(findings.cases, run_of()))
     calm = pairs.analyze(tables_of({"c": around(3)}), run_of())
-    assert "does not fit" not in Markdown().section(verdicts.verdicts(calm, run_of()))
+    assert "does not fit" not in Markdown().section(verdicts.verdicts(calm.cases, run_of()))
 
 
 @pytest.mark.slow
@@ -928,7 +926,7 @@ def test_a_run_that_is_killed_at_any_point_leaves_the_repository_alone_and_goes_
         has_run = any((project / "out").glob("[!.]*-ab"))
         child = subprocess.Popen([*argv, *(["resume"] if has_run else start)], start_new_session=True, **quiet)
         try:
-            child.wait(rng.uniform(0.3, 2.5) if kills < 10 else 200)
+            child.wait(rng.uniform(0.3, 2.5) if kills < 5 else 200)
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
             child.wait()

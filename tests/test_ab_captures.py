@@ -1,7 +1,5 @@
 """Captures of `profpipe ab`: their processes, what a failed or killed one leaves, and the kernels on the page."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -20,7 +18,7 @@ from profpipe.job import Missing, Tool
 from profpipe.results import store
 from profpipe.results.manifest import NoCaptures, PairsEntry
 from profpipe.runner import sides
-from profpipe.runner.request import Machine
+from profpipe.runner.request import ExaminedMachine
 
 WORKLOAD = """
 PARAMS = {"n": 1}
@@ -162,7 +160,7 @@ NO_NSYS, NO_TORCH = Missing("nsys", "nsys is not on PATH", "Install it."), Missi
 def test_the_profiler_of_captures_is_nsys_else_torch_and_none_without_a_gpu(
     nsys_tool, torch_tool, gpus, has_commands, expected
 ):
-    machine = Machine({"nsys": nsys_tool, "torch": torch_tool}, (), {"gpus": [{"name": "GPU"}] * gpus})
+    machine = ExaminedMachine({"nsys": nsys_tool, "torch": torch_tool}, (), {"gpus": [{"name": "GPU"}] * gpus})
     found = sides.choose_captures(PairsEntry(captures=3), machine, has_commands)
     assert (found.profiler, found.captures, found.no_captures) == expected
     if torch_tool is TORCH:

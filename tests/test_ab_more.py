@@ -1,7 +1,5 @@
 """`profpipe ab --more`: further pairs of the undecided cases, in a new run and in one that has ended."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -21,12 +19,12 @@ from report_study import check_golden
 
 from profpipe import cli
 from profpipe.analysis import history, pairs, verdict
-from profpipe.analysis.verdict import Gate
+from profpipe.analysis.changes import Gate
 from profpipe.config.models import read_recorded
 from profpipe.measure import rounds
 from profpipe.report import ci, results_json
 from profpipe.results import pair_blocks, store
-from profpipe.results.pair_blocks import Block
+from profpipe.results.pair_blocks import PairBlock
 from profpipe.results.schema import Verdict
 
 #: Cases by their first block: undecided, decided, different by less than twice the spread of the pairs, the same.
@@ -61,20 +59,20 @@ def numbered(first, further=(), begin=9):
         ({"b": numbered(CLEAR, UNDECIDED)}, {"gate": 1}, "b"),
         ({"b": numbered(CLEAR, UNCLEAR)}, {"gate": 1}, ""),
         # What fails the gate without being clear is measured in further pairs alone.
-        ({"b": numbered(CLEAR), "c": numbered(UNCLEAR)}, {"gate": 1, "block": Block.GATE}, "b"),
+        ({"b": numbered(CLEAR), "c": numbered(UNCLEAR)}, {"gate": 1, "block": PairBlock.GATE}, "b"),
         ({"b": numbered(CLEAR), "c": numbered(UNCLEAR)}, {"gate": 1}, "c"),
-        ({"b": numbered(CLEAR), "c": numbered(UNCLEAR)}, {"gate": 1, "more": 0, "block": Block.GATE}, "bc"),
+        ({"b": numbered(CLEAR), "c": numbered(UNCLEAR)}, {"gate": 1, "more": 0, "block": PairBlock.GATE}, "bc"),
     ],
 )
 def test_further_pairs_are_for_cases_that_are_undecided_or_not_clear(ratios, settings, expected):
-    settings = {"more": 20, "block": Block.FURTHER} | settings
+    settings = {"more": 20, "block": PairBlock.FURTHER} | settings
     block = settings.pop("block")
     assert {case for _, case in pairs.choose_again(tables_of(ratios), run_of(**settings), block)} == set(expected)
 
 
 def test_a_case_that_failed_gets_no_further_pairs():
     data = tables_of({"a": numbered(UNDECIDED)}, {"a": ("crashed", "pair 3 A: signal 11")}.items())
-    assert pairs.choose_again(data, run_of(more=20), Block.FURTHER) == set()
+    assert pairs.choose_again(data, run_of(more=20), PairBlock.FURTHER) == set()
 
 
 # --- the verdict -----------------------------------------------------------------------------------------------------
@@ -159,7 +157,7 @@ def test_a_gate_decides_after_the_further_pairs():
         (same, Gate.PASSED, Verdict.SAME),
     ):
         found = pairs.analyze(tables_of({"a": numbered(UNDECIDED, further, 17)}), run_of(2, more=20))
-        assert (found.gate, found.cases[0].judgement.verdict) == (gate, judged)
+        assert (found.gate.verdict, found.cases[0].judgement.verdict) == (gate, judged)
         assert found.cases[0].further_pairs == len(further)
 
 
@@ -167,7 +165,7 @@ def test_the_expected_false_verdicts_count_both_blocks_and_the_noise_model_learn
     first, both = tables_of({"a": numbered(UNDECIDED)}), tables_of({"a": numbered(UNDECIDED, SLOWER)})
     expected = pairs.analyze(first, run_of(more=20)).false_verdicts + 2 / 1024
     assert pairs.analyze(both, run_of(more=20)).false_verdicts == pytest.approx(expected)
-    (sample,) = history.of_run("r", both, run_of(is_aa=True, more=20))
+    (sample,) = history.sample_run("r", both, run_of(is_aa=True, more=20))
     assert sample.spread == pytest.approx(verdict.spread([math.log(ratio) for ratio in UNDECIDED]))
     assert sample.n == 8
 
@@ -290,7 +288,7 @@ def test_a_finished_run_gets_further_pairs_of_its_undecided_cases_with_several_v
     assert "measuring what is undecided, in 10 further pairs (at most 10): " in done.stderr
     data, manifest = store.load(run)
     assert manifest.ended and manifest.ab.more == 10
-    undecided = pairs.choose_again(*before, Block.FURTHER)
+    undecided = pairs.choose_again(*before, PairBlock.FURTHER)
     begin = pair_blocks.first_further(manifest.ab)
     subjects = {f"pair {number} {side}" for number in range(begin, begin + 10) for side in "AB"}
     assert ("naps", "n=1") in undecided

@@ -1,7 +1,5 @@
 """``profpipe ab -- PROGRAM``: two sides of a program as it is, without a pipeline file."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 

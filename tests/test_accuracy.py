@@ -3,13 +3,10 @@
 All on a CPU. A fast and wrong implementation is one that is written here.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 import lazy
 import pytest
@@ -37,10 +34,10 @@ pytestmark = [lazy.needs("torch"), pytest.mark.usefixtures("on_the_cpu")]
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("queries", [0, 7])
-def test_fp64_is_exact_where_fp32_is_not(causal: bool, queries: int) -> None:
+def test_fp64_is_exact_where_fp32_is_not(causal, queries):
     """The implementation computes in fp64 and is rounded to fp32 at the end alone: half a unit of fp32's last place."""
 
-    def prepare(case: Any) -> Any:
+    def prepare(case):
         exact = implementations.IMPLEMENTATIONS["plain"].prepare(case)
         return lambda q, k, v: exact(q.double(), k.double(), v.double()).to(q.dtype)
 
@@ -53,7 +50,7 @@ def test_fp64_is_exact_where_fp32_is_not(causal: bool, queries: int) -> None:
     assert all(in_fp64[f"error_rel_l1{t}"] < in_fp32[f"error_rel_l1{t}"] for t in ("", "_dq", "_dk", "_dv"))
 
 
-def test_all_of_a_short_sequence_is_compared() -> None:
+def test_all_of_a_short_sequence_is_compared():
     assert accuracy.checked_heads(attention_lib.case_from({**attention.PARAMS, **SMALL}), "fp64", backward=True) == [
         (1, slice(2, 4), slice(1, 2)), (1, slice(0, 2), slice(0, 1)),
         (0, slice(2, 4), slice(1, 2)), (0, slice(0, 2), slice(0, 1)),
@@ -61,7 +58,7 @@ def test_all_of_a_short_sequence_is_compared() -> None:
     assert attention.facts(SMALL) == {}
 
 
-def test_of_a_long_one_whole_heads_are_compared_the_last_one_always(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_long_one_whole_heads_are_compared_the_last_one_always(monkeypatch):
     case = attention_lib.case_from({**attention.PARAMS, **SMALL})
     monkeypatch.setitem(accuracy.FLOPS, "fp64", 2 * OF_ONE_HEAD)
     assert accuracy.checked_heads(case, "fp64", backward=True) == [
@@ -73,7 +70,7 @@ def test_of_a_long_one_whole_heads_are_compared_the_last_one_always(monkeypatch:
     assert attention.facts({**SMALL, "reference": "fp32"}) == {}
 
 
-def test_a_long_fp32_reference_is_of_some_heads_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_fp32_reference_is_of_some_heads_too(monkeypatch):
     params = {**SMALL, "reference": "fp32"}
     every = attention.check(params)
     monkeypatch.setitem(accuracy.FLOPS, "fp32", 2 * OF_ONE_HEAD)
@@ -84,7 +81,7 @@ def test_a_long_fp32_reference_is_of_some_heads_too(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_gradients_of_the_heads_that_are_compared_are_whole(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+def test_gradients_of_the_heads_that_are_compared_are_whole(monkeypatch, dtype):
     every = attention.check({**SMALL, "dtype": dtype, "causal": True})
     monkeypatch.setitem(accuracy.FLOPS, "fp64", OF_ONE_HEAD)
     one = attention.check({**SMALL, "dtype": dtype, "causal": True})
@@ -93,11 +90,11 @@ def test_gradients_of_the_heads_that_are_compared_are_whole(monkeypatch: pytest.
     assert all(one[f"error_max{t}"] <= every[f"error_max{t}"] for t in ("", "_dq", "_dk", "_dv"))
 
 
-def test_what_is_wrong_in_the_last_head_alone_is_found_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    def prepare(case: Any) -> Any:
+def test_what_is_wrong_in_the_last_head_alone_is_found_in_any_case(monkeypatch):
+    def prepare(case):
         exact = implementations.IMPLEMENTATIONS["plain"].prepare(case)
 
-        def forward(q: Any, k: Any, v: Any) -> Any:
+        def forward(q, k, v):
             out = exact(q, k, v).clone()
             out[-1, -1, -1] = math.nan
             return out
@@ -113,7 +110,7 @@ def test_what_is_wrong_in_the_last_head_alone_is_found_in_any_case(monkeypatch: 
 # --- the study -------------------------------------------------------------------------------------------------------
 
 
-def test_the_study_dry_runs_with_every_implementation_and_dtype(tmp_path: Path) -> None:
+def test_the_study_dry_runs_with_every_implementation_and_dtype(tmp_path):
     printed = profpipe(tmp_path, "run", PIPELINE, "--dry-run")
     # Sliding tile attention has separate lengths and is not exact.
     any_length = {name: row for name, row in implementations.IMPLEMENTATIONS.items() if not row.lengths}
@@ -124,7 +121,7 @@ def test_the_study_dry_runs_with_every_implementation_and_dtype(tmp_path: Path) 
     assert all(f"raw/{workload}/plain" in printed for workload in ("fp32", "fp16", "bf16", "quantised"))
 
 
-def test_the_first_table_says_what_its_workloads_allow() -> None:
+def test_the_first_table_says_what_its_workloads_allow():
     pipeline = yaml.safe_load(PIPELINE.read_text(encoding="utf-8"))
     note = pipeline["tables"][0]["note"]
     for measure, printed in (("error_rel_l1", r"at most ([^;]*);"), ("cosine", r"at least (.*?)\. ")):
@@ -133,7 +130,7 @@ def test_the_first_table_says_what_its_workloads_allow() -> None:
 
 
 @pytest.mark.slow
-def test_what_runs_on_a_cpu_is_within_the_tolerance_of_its_dtype(tmp_path: Path) -> None:
+def test_what_runs_on_a_cpu_is_within_the_tolerance_of_its_dtype(tmp_path):
     small = {"SEQLEN": "72", "NHEADS": "2", "HEADDIM": "16", "CAUSAL": "true", "REPEATS": "1", "BUDGET_S": "0.05"}
     impls = {"IMPLS": "sdpa_math,sdpa_flash,plain,tiled,fa2", "QUANTISED": "sdpa_math,sage1", "INPUTS": "local"}
     profpipe(tmp_path, "run", PIPELINE, "-w", "bf16", "-w", "quantised", "--out", tmp_path, **small, **impls)
@@ -182,7 +179,7 @@ workloads:
 
 
 @pytest.mark.slow
-def test_a_run_names_the_fastest_accurate_one_and_marks_what_is_faster_and_wrong(tmp_path: Path) -> None:
+def test_a_run_names_the_fastest_accurate_one_and_marks_what_is_faster_and_wrong(tmp_path):
     (tmp_path / "mine.py").write_text(WORKLOAD)
     (tmp_path / "mine.yaml").write_text(STUDY)
     profpipe(tmp_path, "run", "mine.yaml")

@@ -1,11 +1,8 @@
 """``profpipe run PROGRAM`` for programs without an optimizer, without Python, and with an error."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from program import profpipe, rows
@@ -64,14 +61,14 @@ if __name__ == "__main__":
 FAILS = "import sys\nprint('reading')\nraise ValueError('no data in /data')\n"
 
 
-def run(folder: Path, *words: str) -> tuple[str, Path]:
+def run(folder, *words):
     """Run a program of ``folder``; return what is printed, and the folder of the run."""
     command = [sys.executable, "-m", "profpipe", "run", *words]
     done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     return done.stdout, folder / "out" / "latest"
 
 
-def rules(folder: Path) -> dict[str, set[str]]:
+def rules(folder):
     """The rules of the steps by profiler."""
     found: dict[str, set[str]] = {}
     for row in rows(folder / "steps.parquet"):
@@ -80,7 +77,7 @@ def rules(folder: Path) -> dict[str, set[str]]:
 
 
 @pytest.mark.slow
-def test_calls_of_the_model_are_the_steps_where_no_optimizer_steps(tmp_path: Path) -> None:
+def test_calls_of_the_model_are_the_steps_where_no_optimizer_steps(tmp_path):
     (tmp_path / "generate.py").write_text(GENERATE, encoding="utf-8")
     profpipe(tmp_path, "run", "-p", "plain,torch", "--", sys.executable, "generate.py", "4")
     latest = tmp_path / "out" / "latest"
@@ -107,7 +104,7 @@ with torch.inference_mode():
 
 
 @pytest.mark.usefixtures("stub_torch")
-def test_a_step_holds_what_is_called_after_each_call_of_the_model(tmp_path: Path) -> None:
+def test_a_step_holds_what_is_called_after_each_call_of_the_model(tmp_path):
     (tmp_path / "score.py").write_text(SCORE, encoding="utf-8")
     profpipe(tmp_path, "run", "-p", "plain", "--", sys.executable, "score.py")
     found = [(row["step"], row["state"], row["kind"]) for row in rows(tmp_path / "out" / "latest" / "steps.parquet")]
@@ -122,7 +119,7 @@ def test_a_step_holds_what_is_called_after_each_call_of_the_model(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_replay_of_a_cuda_graph_is_a_step(tmp_path: Path) -> None:
+def test_a_replay_of_a_cuda_graph_is_a_step(tmp_path):
     program = """
 import torch
 class Graph(torch.cuda.CUDAGraph):
@@ -141,7 +138,7 @@ for _ in range(9):
 
 
 @pytest.mark.exhaustive
-def test_captures_of_ab_record_the_calls_that_plain_found(tmp_path: Path) -> None:
+def test_captures_of_ab_record_the_calls_that_plain_found(tmp_path):
     (tmp_path / "generate.py").write_text(GENERATE, encoding="utf-8")
     options = ("--aa", "--pairs", "1", "--captures", "1", "-p", "torch")
     profpipe(tmp_path, "ab", *options, "--", sys.executable, "generate.py", "4")
@@ -153,7 +150,7 @@ def test_captures_of_ab_record_the_calls_that_plain_found(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("stub_torch")
-def test_an_evaluation_before_a_training_has_no_steps(tmp_path: Path) -> None:
+def test_an_evaluation_before_a_training_has_no_steps(tmp_path):
     (tmp_path / "train.py").write_text(TRAIN, encoding="utf-8")
     profpipe(tmp_path, "run", "-p", "plain", "--stop", "--measure-steps", "3", "--", sys.executable, "train.py")
     found = rows(tmp_path / "out" / "latest" / "steps.parquet")
@@ -162,7 +159,7 @@ def test_an_evaluation_before_a_training_has_no_steps(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("profilers", ["plain", pytest.param("plain,torch", marks=pytest.mark.exhaustive)])
-def test_calls_of_modules_beside_a_training_are_no_steps(tmp_path: Path, profilers: str) -> None:
+def test_calls_of_modules_beside_a_training_are_no_steps(tmp_path, profilers):
     (tmp_path / "train.py").write_text(BESIDE, encoding="utf-8")
     profpipe(tmp_path, "run", "-p", profilers, "--", sys.executable, "train.py")
     latest = tmp_path / "out" / "latest"
@@ -171,7 +168,7 @@ def test_calls_of_modules_beside_a_training_are_no_steps(tmp_path: Path, profile
 
 
 @pytest.mark.slow
-def test_a_program_that_fails_under_plain_is_not_started_again_and_its_error_is_shown(tmp_path: Path) -> None:
+def test_a_program_that_fails_under_plain_is_not_started_again_and_its_error_is_shown(tmp_path):
     (tmp_path / "fails.py").write_text(FAILS, encoding="utf-8")
     printed, latest = run(tmp_path, "-p", "plain,torch", "fails.py")
     assert "  | ValueError: no data in /data\n" in printed
@@ -183,7 +180,7 @@ def test_a_program_that_fails_under_plain_is_not_started_again_and_its_error_is_
 
 
 @pytest.mark.slow
-def test_a_program_that_starts_no_python_gets_no_advice_for_python(tmp_path: Path) -> None:
+def test_a_program_that_starts_no_python_gets_no_advice_for_python(tmp_path):
     printed, latest = run(tmp_path, "-p", "plain,torch", "sleep", "0.2")
     assert "skipped (the program starts no Python, and torch.profiler records torch only. Use nsys.)" in printed
     summary = (latest / "SUMMARY.md").read_text(encoding="utf-8")
@@ -199,14 +196,14 @@ def test_a_program_that_starts_no_python_gets_no_advice_for_python(tmp_path: Pat
         (("bash", "-c", "kill -HUP $$"), "SIGHUP ended it"),
     ],
 )
-def test_what_ended_a_program_from_outside_is_named_and_no_crash(tmp_path: Path, command: tuple[str, ...], what: str):
+def test_what_ended_a_program_from_outside_is_named_and_no_crash(tmp_path, command, what):
     printed = " ".join(profpipe(tmp_path, "run", "--out", "out", "-p", "plain", "--", *command).split())
     assert f"did not end by itself ({what})" in printed and "process wall time" in printed
     assert not re.search("crashed|failed|--capture", printed)
 
 
 @pytest.mark.slow
-def test_a_span_is_advised_where_a_signal_took_the_recording(tmp_path: Path):
+def test_a_span_is_advised_where_a_signal_took_the_recording(tmp_path):
     (tmp_path / "serve.py").write_text("import torch, time\nwhile True: torch.ones(9).sum(); time.sleep(0.01)\n")
     command = ("timeout", "6", sys.executable, "serve.py")
     profpipe(tmp_path, "run", "--out", "out", "-p", "plain,torch", "--", *command, exit_code=1)
@@ -214,7 +211,7 @@ def test_a_span_is_advised_where_a_signal_took_the_recording(tmp_path: Path):
     assert "ended the program before torch had written" in page and "--capture AFTER:FOR" in page
 
 
-def test_verbose_shows_the_output_while_the_program_runs(tmp_path: Path) -> None:
+def test_verbose_shows_the_output_while_the_program_runs(tmp_path):
     code = "import time\nfor n in range(3): print('line', n, flush=True); time.sleep(0.3)"
     printed, _ = run(tmp_path, "--verbose", "-p", "plain", "--", sys.executable, "-c", code)
     assert [line for line in printed.splitlines() if line.startswith("  | line")] == [f"  | line {n}" for n in range(3)]

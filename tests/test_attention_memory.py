@@ -4,10 +4,7 @@ Memory is that of torch's GPU allocator. Where it is missing, the functions of t
 and the test says so; no kernel runs behind them.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import lazy
 import pytest
@@ -30,15 +27,15 @@ GIB = 2**30
 # --- between the passes ----------------------------------------------------------------------------------------------
 
 
-def test_memory_before_the_backward_pass_is_what_the_forward_pass_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_before_the_backward_pass_is_what_the_forward_pass_keeps(monkeypatch):
     """The allocator is a counter; the test is about when it is read."""
     seen: list[str] = []
 
-    def prepare(case: Any) -> Any:
+    def prepare(case):
         seen.append("prepared")
         return lambda q, k, v: seen.append(f"called with gradients: {q.requires_grad}") or q + k + v
 
-    def allocated() -> int:
+    def allocated():
         seen.append("read")
         return 300 * seen.count("read")
 
@@ -51,7 +48,7 @@ def test_memory_before_the_backward_pass_is_what_the_forward_pass_keeps(monkeypa
     assert seen == ["cuBLAS has its workspace", "read", "prepared", "called with gradients: True", "read"]
 
 
-def test_a_cpu_and_a_forward_pass_alone_say_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_and_a_forward_pass_alone_say_nothing_of_it(monkeypatch):
     monkeypatch.setattr(attention_lib, "memory_before_backward", lambda case, allocated: 5)
     monkeypatch.setattr(attention_config, "device", lambda: "cpu")
     assert attention.facts({**SMALL, "mode": "bwd"}) == {}
@@ -64,7 +61,7 @@ def test_a_cpu_and_a_forward_pass_alone_say_nothing_of_it(monkeypatch: pytest.Mo
 
 
 @pytest.fixture
-def fractions(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def fractions(monkeypatch):
     """The memory fractions that are set on a GPU of 80 GiB. The device is a mock and runs no kernel."""
     calls: list[float] = []
     monkeypatch.setattr(attention_config, "device", lambda: "cuda")
@@ -74,13 +71,13 @@ def fractions(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return calls
 
 
-def test_a_case_is_built_with_its_own_share_of_the_memory(fractions: list[float]) -> None:
+def test_a_case_is_built_with_its_own_share_of_the_memory(fractions):
     for cap in (24, 0, 80, 0.5):
         attention.build({**SMALL, "memory_cap_gib": cap})
     assert fractions == [24 / 80, 1.0, 1.0, 0.5 / 80]
 
 
-def test_the_reference_ignores_the_memory_limit(fractions: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reference_ignores_the_memory_limit(fractions, monkeypatch):
     produced, calls = {"out": torch.zeros(2, 40, 4, 16)}, []
     monkeypatch.setattr(attention_lib, "results", lambda case: calls.append(list(fractions)) or produced)
     monkeypatch.setattr(attention_config, "draw", lambda case: list(torch.ones(3, 2, 40, 4, 16)))
@@ -89,9 +86,7 @@ def test_the_reference_ignores_the_memory_limit(fractions: list[float], monkeypa
     assert calls == [[24 / 80]] and fractions == [24 / 80, 1.0]
 
 
-def test_an_impossible_memory_cap_is_the_reason_to_skip_a_case(
-    fractions: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_impossible_memory_cap_is_the_reason_to_skip_a_case(fractions, monkeypatch):
     monkeypatch.setattr(implementations, "unavailable_reason", lambda case: None)
     assert attention.available({**SMALL, "memory_cap_gib": 79.5}) is None
     assert attention.available({**SMALL, "memory_cap_gib": 81}) == (
@@ -106,14 +101,14 @@ def test_an_impossible_memory_cap_is_the_reason_to_skip_a_case(
 # --- the study -------------------------------------------------------------------------------------------------------
 
 
-def test_the_study_dry_runs_with_its_168_cases(tmp_path: Path) -> None:
+def test_the_study_dry_runs_with_its_168_cases(tmp_path):
     printed = profpipe(tmp_path, "run", PIPELINE, "--dry-run")
     assert printed.count("head_dim=") == 2 * 4 * 7 * 3
     assert "mode=bwd,head_dim=16,seqlen=16384,impl=plain_compiled" in printed
 
 
 @pytest.mark.slow
-def test_a_reduced_study_runs_on_a_cpu_with_the_requested_number_of_passes(tmp_path: Path) -> None:
+def test_a_reduced_study_runs_on_a_cpu_with_the_requested_number_of_passes(tmp_path):
     small = {
         "HEADDIM": "16",
         "SEQLEN": "32,64",
@@ -131,7 +126,7 @@ def test_a_reduced_study_runs_on_a_cpu_with_the_requested_number_of_passes(tmp_p
 
 
 @pytest.mark.slow
-def test_with_a_memory_limit_the_cases_are_skipped_on_a_cpu_with_the_reason(tmp_path: Path) -> None:
+def test_with_a_memory_limit_the_cases_are_skipped_on_a_cpu_with_the_reason(tmp_path):
     small = {"HEADDIM": "16", "SEQLEN": "32", "IMPLS": "plain", "REPEATS": "1", "MEMORY_CAP_GIB": "24"}
     profpipe(tmp_path, "run", PIPELINE, "--out", tmp_path, **small)
     assert {(case["status"], case["reason"].partition(",")[0]) for case in rows(tmp_path / "latest" / "cases.csv")} == {

@@ -1,7 +1,5 @@
 """The study of attention over length and batch: its cases everywhere, a reduced form on a CPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -25,7 +23,7 @@ REDUCED = {
 }
 
 
-def test_the_study_has_every_length_mask_pass_type_and_implementation_once(tmp_path: Path) -> None:
+def test_the_study_has_every_length_mask_pass_type_and_implementation_once(tmp_path):
     printed = profpipe(tmp_path, "list", PIPELINE).splitlines()
     lengths = {line.strip() for line in printed if "seqlen=" in line}
     assert "lengths: attention, 880 cases under plain" in printed
@@ -38,7 +36,7 @@ def test_the_study_has_every_length_mask_pass_type_and_implementation_once(tmp_p
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_a_reduced_form_runs_on_a_cpu_with_its_tables(tmp_path: Path) -> None:
+def test_a_reduced_form_runs_on_a_cpu_with_its_tables(tmp_path):
     pytest.importorskip("torch")
     profpipe(tmp_path, "run", PIPELINE, "-p", "plain", "--out", tmp_path, **REDUCED)
     cases = rows(tmp_path / "latest" / "cases.csv")

@@ -1,16 +1,12 @@
 """Where launches belong: generated captures against a slow, obvious reference."""
 
-from __future__ import annotations
-
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import example, given, settings, strategies as st
 from nsys_exports import Export, thread_id
@@ -46,11 +42,11 @@ class Launch:
 # --- the reference ---------------------------------------------------------------------------------------------------
 
 
-def in_order(ranges: Iterable[Range]) -> list[Range]:
+def in_order(ranges):
     return sorted(ranges, key=lambda r: (r.start, -r.end))
 
 
-def around(launch: Launch, ranges: Sequence[Range], tid: int) -> list[Range]:
+def around(launch, ranges, tid):
     """The ranges of thread ``tid`` that the call lies in, outermost first; not one that ends as another opens."""
     own = in_order(r for r in ranges if (r.pid, r.tid) == (launch.pid, tid))
     return [
@@ -62,18 +58,18 @@ def around(launch: Launch, ranges: Sequence[Range], tid: int) -> list[Range]:
     ]
 
 
-def has_case(found: Sequence[Range]) -> bool:
+def has_case(found):
     return any(r.name.startswith("profpipe:") for r in found)
 
 
-def path_of(launch: Launch, ranges: Sequence[Range], launches: Sequence[Launch]) -> tuple[list[str], bool]:
+def path_of(launch, ranges, launches):
     """(names of the ranges around the launch, whether they are another thread's)."""
     if launch.tid is None:
         return [], False
     return below_other_threads(launch, around(launch, ranges, launch.tid), ranges, launches)
 
 
-def path_of_range(r: Range, ranges: Sequence[Range], launches: Sequence[Launch]) -> list[str]:
+def path_of_range(r, ranges, launches):
     """The names of the ranges that are open when ``r`` opens, and its own."""
     thread = in_order(q for q in ranges if (q.pid, q.tid) == (r.pid, r.tid))
     before = thread[: next(i for i, q in enumerate(thread) if q is r)]
@@ -82,9 +78,7 @@ def path_of_range(r: Range, ranges: Sequence[Range], launches: Sequence[Launch])
     return below_other_threads(opening, own, ranges, launches)[0]
 
 
-def below_other_threads(
-    launch: Launch, own: Sequence[Range], ranges: Sequence[Range], launches: Sequence[Launch]
-) -> tuple[list[str], bool]:
+def below_other_threads(launch, own, ranges, launches):
     """(names of ``own`` and of the ranges of another thread that they stand below, whether there are such)."""
     if has_case(own):
         return [r.name for r in own], False
@@ -101,11 +95,11 @@ def below_other_threads(
     return [r.name for r in [*best, *own]], bool(best)
 
 
-def union(intervals: Iterable[tuple[int, int]]) -> int:
+def union(intervals):
     return len({ns for start, end in intervals for ns in range(start, end)})
 
 
-def range_rows(ranges: Sequence[Range], launches: Sequence[Launch]) -> dict[tuple[int, str, str], dict[str, float]]:
+def range_rows(ranges, launches):
     rows: dict[tuple[int, str, str], dict[str, Any]] = defaultdict(
         lambda: {"instances": 0, "wall_ns": 0, "kernels": 0, "kernel_ns": 0, "intervals": []}
     )
@@ -149,7 +143,7 @@ LAUNCHES = st.lists(
 )  # fmt: skip
 
 
-def arrays(ranges: Sequence[Range], launches: Sequence[Launch]) -> tuple[Spans, attribution.Launches]:
+def arrays(ranges, launches):
     names = sorted({r.name for r in ranges})
     as_int64 = lambda values: np.array(list(values), dtype=np.int64)  # noqa: E731
     return (
@@ -173,7 +167,7 @@ def arrays(ranges: Sequence[Range], launches: Sequence[Launch]) -> tuple[Spans, 
     )  # fmt: skip
 
 
-def as_rows(frame: pd.DataFrame) -> dict[tuple[int, str, str], dict[str, float]]:
+def as_rows(frame):
     columns = ["instances", "wall_ns", "kernels", "kernel_ns", "busy_ns"]
     return {
         (row["process"], row["case"], row["range"]): {column: float(row[column]) for column in columns}
@@ -188,9 +182,7 @@ def as_rows(frame: pd.DataFrame) -> dict[tuple[int, str, str], dict[str, float]]
     offset=0,
 )
 @given(ranges=RANGES, launches=LAUNCHES, offset=st.sampled_from([0, -(10**12), 1_700_000_000_000_000_000]))
-def test_launches_and_ranges_are_as_the_reference_says(
-    ranges: list[Range], launches: list[Launch], offset: int
-) -> None:
+def test_launches_and_ranges_are_as_the_reference_says(ranges, launches, offset):
     # The reference ignores the offset, since no clock's origin may matter.
     given_ranges, given_launches = arrays(ranges, launches)
     for values in (given_ranges.start, given_ranges.end, given_launches.start, given_launches.end):
@@ -207,9 +199,7 @@ def test_launches_and_ranges_are_as_the_reference_says(
 @pytest.mark.slow
 @settings(max_examples=20)
 @given(ranges=RANGES, launches=LAUNCHES, per_graph=st.integers(1, 3), shuffled=st.randoms(use_true_random=False))
-def test_a_whole_export_is_read_as_the_reference_says(
-    ranges: list[Range], launches: list[Launch], per_graph: int, shuffled: Any
-) -> None:
+def test_a_whole_export_is_read_as_the_reference_says(ranges, launches, per_graph, shuffled):
     """Through the file: ids shared by processes, graphs with several kernels a launch, rows in any order."""
     parser = plugins.load_module(plugins.builtin_folder("parsers") / "nsys_sqlite.py")
     launches = [k for k in launches if k.is_kernel]
@@ -250,7 +240,7 @@ def test_a_whole_export_is_read_as_the_reference_says(
 # --- what no random capture holds ------------------------------------------------------------------------------------
 
 
-def test_a_hundred_thousand_nested_and_leaked_ranges_take_no_quadratic_time() -> None:
+def test_a_hundred_thousand_nested_and_leaked_ranges_take_no_quadratic_time():
     ranges = [Range(1, 1, i, 10**9, "request") for i in range(200)]
     ranges += [Range(1, 1, 1000 + 10 * i, 1005 + 10 * i, f"op{i % 7}") for i in range(100_000)]
     launches = [Launch(1, 1, 1001 + 10 * i, 1002 + 10 * i, 0, 1, True) for i in range(0, 100_000, 100)]
@@ -259,7 +249,7 @@ def test_a_hundred_thousand_nested_and_leaked_ranges_take_no_quadratic_time() ->
     assert {placed.paths.depth[p] for p in placed.path} == {bounds.DEEPEST}
 
 
-def test_a_range_that_opens_when_another_ends_is_not_nested_in_it() -> None:
+def test_a_range_that_opens_when_another_ends_is_not_nested_in_it():
     ranges = [
         Range(1, 1, 0, 30, "step"),
         Range(1, 1, 0, 10, "forward"),
@@ -276,7 +266,7 @@ def test_a_range_that_opens_when_another_ends_is_not_nested_in_it() -> None:
     assert launched == [["step", "forward"], ["step", "backward"], [*optimizer, "mark"], optimizer]
 
 
-def test_a_range_that_a_hook_opens_in_another_thread_stands_with_its_launches_below_the_case() -> None:
+def test_a_range_that_a_hook_opens_in_another_thread_stands_with_its_launches_below_the_case():
     ranges = [
         Range(1, 1, 0, 100, "epoch"),
         Range(1, 1, 1, 99, "profpipe:c=1"),
@@ -299,7 +289,7 @@ def test_a_range_that_a_hook_opens_in_another_thread_stands_with_its_launches_be
     }
 
 
-def test_unions_of_times_too_far_apart_to_be_shifted_are_still_right() -> None:
+def test_unions_of_times_too_far_apart_to_be_shifted_are_still_right():
     group = np.repeat(np.arange(600), 2)
     start = np.tile([0, 2**52], 600).astype(np.int64)
     assert groupby.union(group, start, start + 10, 600).tolist() == [20.0] * 600

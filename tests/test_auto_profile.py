@@ -4,8 +4,6 @@ The script runs for real in a copy of the checkout. Its first use installs into 
 of the tests' environment in reach and pip's index switched off.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

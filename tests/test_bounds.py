@@ -1,7 +1,5 @@
 """Files that are hostile, damaged or merely very large: each is read or refused in little time and memory."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import sqlite3

@@ -1,7 +1,5 @@
 """A file that takes more time or memory than its size explains is refused, whatever its reader is doing."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,9 +1,5 @@
 """Programs without an optimizer: which of the calls of their modules are steps, and where the other calls go."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from nsys_exports import Export
 
@@ -84,7 +80,7 @@ def test_other_texts_are_calls_of_an_unknown_module(text):
     assert calls.read(text) == calls.Call()
 
 
-def capture(tmp_path: Path) -> Path:
+def capture(tmp_path):
     """A recording by nsys of two requests: a prefill of 300 ns, and five tokens of 80 ns each."""
     export = Export()
     for n in range(12):

@@ -1,7 +1,5 @@
 """``run --captures N``: several processes of each case, interleaved over all workloads, and the times of the case."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -71,7 +69,7 @@ def test_the_first_process_of_every_workload_comes_before_the_second_of_any(proj
     rounds = [[job.title + job.cases[0].id for job in jobs[i : i + 3]] for i in range(0, 12, 3)]
     assert len({frozenset(each) for each in rounds}) == 1 and len({tuple(each) for each in rounds}) > 1
     assert len({job.folder for job in jobs}) == 12 and {job.captures for job in jobs} == {4}
-    assert {job.repeats for job in jobs if job.script} == {5}, "the iterations of a script stay"
+    assert {job.settings.repeats for job in jobs if job.script} == {5}, "the iterations of a script stay"
 
 
 def test_another_profiler_runs_once_and_after_the_captures(project):

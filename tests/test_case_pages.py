@@ -1,7 +1,5 @@
 """report.html has a page for each case, with what the tables and the raw files hold of it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +10,7 @@ from report_study import every_table
 from profpipe.analysis import analyze
 from profpipe.commands import rendering
 from profpipe.report import html_page as page, render
-from profpipe.report.document import Chart, ChartKind, CodeBlock, Document, Section, plain
+from profpipe.report.document import Chart, ChartKind, CodeBlock, plain
 from profpipe.report.pages import paginate
 from profpipe.report.sections import case_pages
 from profpipe.report.text import write_section, write_text
@@ -23,24 +21,24 @@ from profpipe.results.raw_files import RawFiles
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def document_of(example: str, raw: RawFiles | None = None) -> Document:
+def document_of(example, raw=None):
     data, run = store.load(ROOT / "examples" / example)
     return render.build(analyze.analyze(data, run), data, run, raw or RawFiles())
 
 
 @pytest.fixture(scope="module")
-def attention() -> Document:
+def attention():
     return document_of("h200-attention")
 
 
-def page_of(document: Document, case: str) -> Section:
+def page_of(document, case):
     return next(page for page in document.cases if page.id == case)
 
 
 FA2 = "impl=fa2,mode=fwd,batch=2,heads=16,seqlen=8192"
 
 
-def test_every_case_has_a_page_with_its_figures_and_those_alone(attention: Document) -> None:
+def test_every_case_has_a_page_with_its_figures_and_those_alone(attention):
     page = page_of(attention, FA2)
     assert len(attention.cases) == 42
     assert plain(page.title) == "mode fwd, seqlen 8192, fa2"
@@ -59,19 +57,19 @@ def test_every_case_has_a_page_with_its_figures_and_those_alone(attention: Docum
     assert values["limited by"] == "arithmetic"
 
 
-def test_it_has_the_kernels_the_figures_of_ncu_and_the_flags_with_their_meaning(attention: Document) -> None:
+def test_it_has_the_kernels_the_figures_of_ncu_and_the_flags_with_their_meaning(attention):
     text = write_section(page_of(attention, FA2))
     assert "throttled: the GPU ran below its maximum clock" in text
     assert "Top kernels" in text and "flash_fwd_kernel" in text and "tensor %" in text
     assert "sage" not in text
 
 
-def test_it_has_the_command_that_measures_this_case_alone(attention: Document) -> None:
+def test_it_has_the_command_that_measures_this_case_alone(attention):
     codes = [block.text for block in page_of(attention, FA2).walk() if isinstance(block, CodeBlock)]
     assert codes[0].endswith("profpipe run pipeline.yaml --out h200 --set impl=fa2 --set mode=fwd --set seqlen=8192")
 
 
-def test_the_options_of_a_case_stand_before_the_program() -> None:
+def test_the_options_of_a_case_stand_before_the_program():
     data, run = store.load(ROOT / "examples" / "own_program")
     (findings, *_) = analyze.analyze(data, run).workloads
     (case, *_) = [each for each in findings.cases if each.params["compile"] is True]
@@ -82,7 +80,7 @@ def test_the_options_of_a_case_stand_before_the_program() -> None:
     assert unset[4:6] == ["--set", "compile=null"]
 
 
-def test_a_program_with_steps_shows_every_step_by_its_state() -> None:
+def test_a_program_with_steps_shows_every_step_by_its_state():
     page = page_of(document_of("own_program"), "compile=true")
     strip = next(block for block in page.walk() if isinstance(block, Chart) and block.kind is ChartKind.STRIP)
     counts = {series.name: len(series.marks) for series in strip.series}
@@ -93,7 +91,7 @@ def test_a_program_with_steps_shows_every_step_by_its_state() -> None:
     assert counts == {names[state]: count for state, count in states.items()}
 
 
-def test_samples_are_drawn_by_round() -> None:
+def test_samples_are_drawn_by_round():
     samples = tuple((1 + i // 500, 1e6 + i) for i in range(1000))
     page = page_of(document_of("h200-attention", RawFiles({("attention", FA2): samples})), FA2)
     (strip,) = [block for block in page.walk() if isinstance(block, Chart) and block.kind is ChartKind.STRIP]
@@ -103,7 +101,7 @@ def test_samples_are_drawn_by_round() -> None:
     ]
 
 
-def test_thinning_keeps_the_least_and_the_largest_sample_and_the_order() -> None:
+def test_thinning_keeps_the_least_and_the_largest_sample_and_the_order():
     samples = [(1, float(i % 97)) for i in range(10_000)]
     samples[4321] = (1, 1000.0)
     kept = case_pages.limit_samples(samples, 500)
@@ -112,26 +110,26 @@ def test_thinning_keeps_the_least_and_the_largest_sample_and_the_order() -> None
 
 
 @pytest.mark.slow
-def test_many_samples_of_many_cases_keep_the_page_small() -> None:
+def test_many_samples_of_many_cases_keep_the_page_small():
     cases = [page.id for page in document_of("h200-attention").cases]
     raw = RawFiles({("attention", case): tuple((1, 1e6 + i) for i in range(10_000)) for case in cases})
-    made = page.render(document_of("h200-attention", raw), rendering.find_templates().page)
+    made = page.render(document_of("h200-attention", raw), rendering.find_templates())
     assert len(made.encode()) < 3_500_000 and "largest" in made
 
 
 # --- raw files -------------------------------------------------------------------------------------------------------
 
 
-def a_run(folder: Path, *jobs: JobEntry) -> Manifest:
+def a_run(folder, *jobs):
     (folder / "raw/w/plain").mkdir(parents=True)
     return Manifest(jobs=jobs or (JobEntry("w", "plain", ("n=1",), folder="raw/w/plain"),))
 
 
-def event(**values: object) -> str:
+def event(**values):
     return json.dumps({"event": "samples", "case": "n=1", "metric": "time", "unit": "ns"} | values) + "\n"
 
 
-def test_samples_of_all_rounds_are_read_and_a_repeated_round_counts_once(tmp_path: Path) -> None:
+def test_samples_of_all_rounds_are_read_and_a_repeated_round_counts_once(tmp_path):
     run = a_run(tmp_path)
     lines = event(round=1, values=[1, 2]) + event(round=2, values=[9]) + "noise of a library\n"
     lines += (
@@ -141,7 +139,7 @@ def test_samples_of_all_rounds_are_read_and_a_repeated_round_counts_once(tmp_pat
     assert raw_files.read(tmp_path, run).samples == {("w", "n=1"): ((1, 1.0), (1, 2.0), (2, 3.5))}
 
 
-def test_the_end_of_a_log_is_read_without_commands_and_with_relative_paths(tmp_path: Path) -> None:
+def test_the_end_of_a_log_is_read_without_commands_and_with_relative_paths(tmp_path):
     run = a_run(tmp_path)
     lines = [f"line {i} of {tmp_path}/raw/w" for i in range(100)]
     (tmp_path / "raw/w/plain/output.txt").write_text("\n".join([*lines, "$ python t.py --token secret", "done"]))
@@ -151,7 +149,7 @@ def test_the_end_of_a_log_is_read_without_commands_and_with_relative_paths(tmp_p
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "/etc", "raw/link", ""])
-def test_a_manifest_from_elsewhere_leads_to_no_file_outside_its_folder(tmp_path: Path, name: str) -> None:
+def test_a_manifest_from_elsewhere_leads_to_no_file_outside_its_folder(tmp_path, name):
     outside, folder = tmp_path / "elsewhere", tmp_path / "run"
     outside.mkdir()
     (outside / "output.txt").write_text("private")
@@ -160,14 +158,14 @@ def test_a_manifest_from_elsewhere_leads_to_no_file_outside_its_folder(tmp_path:
     assert raw_files.read(folder, run) == RawFiles()
 
 
-def test_a_log_that_is_a_link_is_not_read(tmp_path: Path) -> None:
+def test_a_log_that_is_a_link_is_not_read(tmp_path):
     run = a_run(tmp_path)
     (tmp_path / "private").write_text("private")
     (tmp_path / "raw/w/plain/output.txt").symlink_to(tmp_path / "private")
     assert raw_files.read(tmp_path, run).logs == {}
 
 
-def test_logs_stand_below_the_report_and_each_case_leads_to_its_own() -> None:
+def test_logs_stand_below_the_report_and_each_case_leads_to_its_own():
     logs = {"raw/attention/nsys": "the last line"}
     data, run = store.load(ROOT / "examples" / "h200-attention")
     jobs = tuple(replace(job, folder=f"raw/attention/{job.profiler}") for job in run.jobs)
@@ -178,7 +176,7 @@ def test_logs_stand_below_the_report_and_each_case_leads_to_its_own() -> None:
     assert "Logs: nsys" in write_section(page_of(document, FA2))
 
 
-def test_no_page_of_a_case_is_in_markdown(attention: Document) -> None:
+def test_no_page_of_a_case_is_in_markdown(attention):
     titles = {plain(page.title) for page in attention.cases}
     shown = {plain(section.title) for page in paginate(attention) for section in page.sections}
     assert len(titles) == 42 and not shown & titles

@@ -1,7 +1,5 @@
 """Ceilings are measured on a GPU; on a CPU the same code runs on small operands, and what it writes is read back."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

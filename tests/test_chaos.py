@@ -1,7 +1,5 @@
 """A sample of the faults of benchmarks/chaos.py: after `resume`, a disturbed run equals an undisturbed one."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -17,7 +15,7 @@ FAULTS, SECONDS = 12, 5
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux") or not shutil.which("cc"), reason="needs Linux and cc")
-def test_after_a_fault_a_resumed_run_equals_an_undisturbed_one(tmp_path: Path) -> None:
+def test_after_a_fault_a_resumed_run_equals_an_undisturbed_one(tmp_path):
     words = ["--faults", "100", "--part", f"1/{100 // FAULTS}", "--seconds", str(SECONDS)]
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "chaos.py"), *words], env={**os.environ, "TMPDIR": str(tmp_path)},

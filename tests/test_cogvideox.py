@@ -4,9 +4,6 @@ These run on a CPU with a model of two layers. Where a test needs what only a GP
 thing and says so.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -30,13 +27,13 @@ pytestmark = [lazy.needs("torch", "diffusers"), pytest.mark.usefixtures("on_the_
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def opened(monkeypatch):
     """Paths of the ranges in the order in which they are opened."""
     seen: list[str] = []
     around: list[str] = []
 
     @contextmanager
-    def recording(name: str) -> Iterator[None]:
+    def recording(name):
         around.append(name)
         seen.append(" > ".join(around))
         yield
@@ -46,23 +43,23 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def _model(params: dict[str, Any]) -> Any:
+def _model(params):
     setting = cog.parse_params(params)
     return cog._Model(setting, model.transformer(setting), nullcontext)
 
 
-def _heads_last(q: Any, k: Any, v: Any) -> Any:
+def _heads_last(q, k, v):
     """What flash-attn's interface is, by torch."""
     heads_first = (tensor.transpose(1, 2) for tensor in (q, k, v))
     return torch.nn.functional.scaled_dot_product_attention(*heads_first).transpose(1, 2)
 
 
 @pytest.fixture
-def package(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+def package(monkeypatch):
     """A stand-in for flash-attn, which runs on no CPU, under the name fa2; what it was called with."""
     calls: list[tuple[Any, ...]] = []
 
-    def call(*tensors: Any) -> Any:
+    def call(*tensors):
         calls.append(tensors)
         return _heads_last(*tensors)
 
@@ -75,7 +72,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("impl", ["sdpa_math", "sdpa_flash", "fa2"])
-def test_the_model_with_swapped_attention_makes_the_same_prediction(impl: str, package: list[Any]) -> None:
+def test_the_model_with_swapped_attention_makes_the_same_prediction(impl, package):
     """fa2 is the stand-in."""
     swapped = _model({**TINY, "impl": impl})
     stock = model.transformer(cog.parse_params(TINY))
@@ -87,7 +84,7 @@ def test_the_model_with_swapped_attention_makes_the_same_prediction(impl: str, p
     assert len(package) == (2 if impl == "fa2" else 0)
 
 
-def test_an_implementation_gets_views_in_its_own_order_of_axes(package: list[Any]) -> None:
+def test_an_implementation_gets_views_in_its_own_order_of_axes(package):
     _model({**TINY, "impl": "fa2"}).step()
     for q, k, v in package:
         assert q.shape == k.shape == v.shape == (2, 34, 2, 64)
@@ -96,7 +93,7 @@ def test_an_implementation_gets_views_in_its_own_order_of_axes(package: list[Any
         assert v.is_contiguous()
 
 
-def test_a_mask_or_rotary_embeddings_are_refused_rather_than_ignored() -> None:
+def test_a_mask_or_rotary_embeddings_are_refused_rather_than_ignored():
     attention = model.SwappedAttention(_heads_last)
     with pytest.raises(ValueError, match="neither a mask nor rotary embeddings"):
         attention(None, None, None, image_rotary_emb=(1, 2))
@@ -105,7 +102,7 @@ def test_a_mask_or_rotary_embeddings_are_refused_rather_than_ignored() -> None:
 # --- the model and its loop ------------------------------------------------------------------------------------------
 
 
-def test_the_2b_model_is_the_published_one() -> None:
+def test_the_2b_model_is_the_published_one():
     """1.7 billion parameters; 17776 tokens; 30 layers in 50 steps."""
     facts = cog.facts({"what": "end_to_end"})
     assert facts == {"parameters": (1_693_783_872.0, "1"), "tokens": (17_776.0, "1"), "attention_calls": (1_500.0, "1")}
@@ -114,7 +111,7 @@ def test_the_2b_model_is_the_published_one() -> None:
     assert (setting.attention.batch, setting.attention.heads, setting.attention.head_dim) == (2, 30, 64)
 
 
-def test_diffusers_takes_the_same_for_its_defaults() -> None:
+def test_diffusers_takes_the_same_for_its_defaults():
     with torch.device("meta"):
         made = diffusers.CogVideoXTransformer3DModel(**model.architecture(cog.parse_params({})))
         stock = diffusers.CogVideoXTransformer3DModel()
@@ -123,13 +120,13 @@ def test_diffusers_takes_the_same_for_its_defaults() -> None:
     assert not stock.config.use_rotary_positional_embeddings
 
 
-def test_the_scheduler_is_set_to_the_steps_of_the_case() -> None:
+def test_the_scheduler_is_set_to_the_steps_of_the_case():
     scheduler = model.scheduler(cog.parse_params({**TINY, "what": "denoise", "steps": 4}))
     assert scheduler.timesteps.tolist() == [999, 749, 499, 249]
     assert scheduler.config.prediction_type == "v_prediction"
 
 
-def test_the_loop_is_the_one_of_diffusers() -> None:
+def test_the_loop_is_the_one_of_diffusers():
     """Its pipeline imports transformers, which nothing else here needs."""
     pytest.importorskip("transformers", reason="diffusers' pipeline needs the package transformers")
     setting = cog.parse_params({**TINY, "what": "end_to_end", "steps": 3})
@@ -153,13 +150,13 @@ def test_the_loop_is_the_one_of_diffusers() -> None:
     torch.testing.assert_close((video / 2 + 0.5).clamp(0, 1).transpose(1, 2), theirs, atol=1e-5, rtol=1e-5)
 
 
-def test_a_step_a_denoising_and_a_video_have_their_shapes() -> None:
+def test_a_step_a_denoising_and_a_video_have_their_shapes():
     shapes = {what: cog.build({**TINY, "what": what, "steps": 2})().shape for what in cog.WHAT}
     assert shapes == {"step": (2, 3, 4, 4, 6), "denoise": (1, 3, 4, 4, 6), "end_to_end": (1, 3, 9, 32, 48)}
     assert cog.build({**TINY, "guidance": False})().shape == (1, 3, 4, 4, 6)
 
 
-def test_iterations_begin_anew_and_follow_from_the_seed() -> None:
+def test_iterations_begin_anew_and_follow_from_the_seed():
     run = cog.build({**TINY, "what": "denoise", "steps": 2})
     first = run()
     assert first.isfinite().all()
@@ -167,7 +164,7 @@ def test_iterations_begin_anew_and_follow_from_the_seed() -> None:
     assert not first.allclose(cog.build({**TINY, "what": "denoise", "steps": 2, "seed": 1})())
 
 
-def test_the_guidance_moves_away_from_what_is_predicted_without_the_prompt() -> None:
+def test_the_guidance_moves_away_from_what_is_predicted_without_the_prompt():
     params = {**TINY, "what": "denoise", "steps": 1}
     seen: list[Any] = []
     made = _model(params)
@@ -180,7 +177,7 @@ def test_the_guidance_moves_away_from_what_is_predicted_without_the_prompt() -> 
 # --- ranges ----------------------------------------------------------------------------------------------------------
 
 
-def test_denoising_step_attention_and_decoding_have_nested_ranges(opened: list[str]) -> None:
+def test_denoising_step_attention_and_decoding_have_nested_ranges(opened):
     run = cog.build({**TINY, "what": "end_to_end", "steps": 2})
     assert opened == []
     run()
@@ -188,7 +185,7 @@ def test_denoising_step_attention_and_decoding_have_nested_ranges(opened: list[s
     assert opened == ["denoising", *step, *step, "decode"]
 
 
-def test_a_single_step_has_the_transformer_alone(opened: list[str]) -> None:
+def test_a_single_step_has_the_transformer_alone(opened):
     cog.build(TINY)()
     assert opened == ["transformer", *["transformer > attention"] * 2]
     assert list(cog.phase_work(TINY)) == ["transformer > attention"]
@@ -198,7 +195,7 @@ def test_a_single_step_has_the_transformer_alone(opened: list[str]) -> None:
 
 
 @pytest.mark.parametrize("guidance", [True, False])
-def test_flops_of_a_step_are_those_that_torch_counts(guidance: bool) -> None:
+def test_flops_of_a_step_are_those_that_torch_counts(guidance):
     counting = pytest.importorskip("torch.utils.flop_counter").FlopCounterMode(display=False)
     params = {**TINY, "guidance": guidance}
     run = cog.build(params)
@@ -207,7 +204,7 @@ def test_flops_of_a_step_are_those_that_torch_counts(guidance: bool) -> None:
     assert counting.get_total_flops() == cog.flops(params)
 
 
-def test_attention_in_other_data_types_than_the_models_is_counted_apart() -> None:
+def test_attention_in_other_data_types_than_the_models_is_counted_apart():
     """SageAttention 1: QK in int8, PV in fp16, here in a model in fp32 and in one in fp16."""
     attention = 4 * 2 * 2 * 34**2 * 128
     rest = cog.flops(TINY) - attention
@@ -219,7 +216,7 @@ def test_attention_in_other_data_types_than_the_models_is_counted_apart() -> Non
     assert phase["flops"] == {"int8": attention / 2, "fp16": attention / 2}
 
 
-def test_steps_multiply_the_work_of_one() -> None:
+def test_steps_multiply_the_work_of_one():
     step, loop = ({**TINY, "what": what, "steps": 7} for what in ("step", "denoise"))
     assert cog.flops(loop) == 7 * cog.flops(step)
     (one,), (all_of_them,) = (cog.phase_work(params).values() for params in (step, loop))
@@ -232,7 +229,7 @@ def test_steps_multiply_the_work_of_one() -> None:
 # --- check -----------------------------------------------------------------------------------------------------------
 
 
-def test_fewer_bits_give_a_larger_error() -> None:
+def test_fewer_bits_give_a_larger_error():
     fp32, fp16, bf16 = (cog.check({**TINY, "dtype": dtype}) for dtype in ("fp32", "fp16", "bf16"))
     assert list(fp32) == [*cog.accuracy.MEASURES, "prediction_rel_l1", "prediction_cosine"]
     for name in ("error_rel_l1", "prediction_rel_l1"):
@@ -241,12 +238,10 @@ def test_fewer_bits_give_a_larger_error() -> None:
 
 
 @pytest.mark.parametrize("checked_rows", [5, 1024])
-def test_the_error_of_a_wrong_attention_is_larger_than_that_of_the_prediction(
-    monkeypatch: pytest.MonkeyPatch, checked_rows: int
-) -> None:
+def test_the_error_of_a_wrong_attention_is_larger_than_that_of_the_prediction(monkeypatch, checked_rows):
     """The stand-in leaves out half of the keys."""
 
-    def half(setting: Any) -> Any:
+    def half(setting):
         return lambda q, k, v: _heads_last(q, k[:, ::2], v[:, ::2])
 
     row = replace(cog.implementations.IMPLEMENTATIONS["fa2"], prepare=half)
@@ -257,13 +252,11 @@ def test_the_error_of_a_wrong_attention_is_larger_than_that_of_the_prediction(
     assert found["cosine"] < 0.97
 
 
-def test_an_implementation_that_writes_into_its_inputs_is_compared_with_the_original_inputs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_implementation_that_writes_into_its_inputs_is_compared_with_the_original_inputs(monkeypatch):
     """As SageAttention 1 does; by a constant, which changes no softmax."""
 
-    def centring(setting: Any) -> Any:
-        def call(q: Any, k: Any, v: Any) -> Any:
+    def centring(setting):
+        def call(q, k, v):
             k -= k.mean(1, keepdim=True)
             return _heads_last(q, k, v)
 
@@ -278,12 +271,12 @@ def test_an_implementation_that_writes_into_its_inputs_is_compared_with_the_orig
 
 
 @pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def graphs(monkeypatch):
     """The graphs that dynamo captures; they are run as they are, so that no compiler is needed."""
     captured: list[Any] = []
     compiled = torch.compile
 
-    def keep(graph: Any, inputs: Any) -> Any:
+    def keep(graph, inputs):
         captured.append(graph)
         return graph.forward
 
@@ -293,7 +286,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("impl", ["sdpa_math", pytest.param("sdpa_flash", marks=pytest.mark.exhaustive)])
-def test_with_sdpa_the_compiled_model_is_one_graph(impl: str, graphs: list[Any], opened: list[str]) -> None:
+def test_with_sdpa_the_compiled_model_is_one_graph(impl, graphs, opened):
     params = {**TINY, "impl": impl}
     compiled = cog.build({**params, "compile": True})()
     assert len(graphs) == 1
@@ -303,7 +296,7 @@ def test_with_sdpa_the_compiled_model_is_one_graph(impl: str, graphs: list[Any],
 
 
 @pytest.mark.slow
-def test_a_package_is_called_between_graphs(graphs: list[Any], package: list[Any]) -> None:
+def test_a_package_is_called_between_graphs(graphs, package):
     compiled = cog.build({**TINY, "impl": "fa2", "compile": True})
     first = compiled()
     assert len(graphs) > 1

@@ -3,8 +3,6 @@
 Where a test needs what only a GPU machine has, it replaces that one thing and says so.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +22,7 @@ pytestmark = [lazy.needs("torch", "diffusers"), pytest.mark.usefixtures("on_the_
 
 
 @pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stored(tmp_path_factory):
     """A folder as Hugging Face stores a model, of the tiny size."""
     folder = tmp_path_factory.mktemp("weights")
     setting = replace(cog.parse_params({**TINY, "what": "end_to_end", "seed": 5}), vae_tiling=False)
@@ -34,7 +32,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_weights_come_from_a_folder(stored: Path) -> None:
+def test_weights_come_from_a_folder(stored):
     """They equal the random weights stored there, so only the seeds of the prompt and the noise differ."""
     params = {**TINY, "what": "end_to_end", "steps": 2, "seed": 5}
     assert cog.available({**params, "weights": str(stored)}) is None
@@ -42,7 +40,7 @@ def test_weights_come_from_a_folder(stored: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_folder_that_does_not_fit_is_named_with_the_command_that_gets_one(stored: Path, tmp_path: Path) -> None:
+def test_a_folder_that_does_not_fit_is_named_with_the_command_that_gets_one(stored, tmp_path):
     lacking = cog.available({**TINY, "weights": str(tmp_path)})
     assert lacking.startswith(
         f"weights: {tmp_path} cannot be used: there is no transformer/config.json in it. Get them"
@@ -59,25 +57,25 @@ def test_a_folder_that_does_not_fit_is_named_with_the_command_that_gets_one(stor
 # --- what cannot run -------------------------------------------------------------------------------------------------
 
 
-def test_without_diffusers_the_command_that_gets_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_diffusers_the_command_that_gets_it_is_named(monkeypatch):
     monkeypatch.setattr(room.importlib.util, "find_spec", lambda name: None)
     assert cog.available(TINY) == "diffusers is not installed. Install it: pip install diffusers."
 
 
 @pytest.mark.slow
-def test_the_2b_model_asks_for_a_gpu() -> None:
+def test_the_2b_model_asks_for_a_gpu():
     assert (
         cog.available({}) == "2b needs a GPU, and torch sees none. Run it where there is one, or use size: tiny here."
     )
 
 
-def test_what_attention_says_is_passed_on() -> None:
+def test_what_attention_says_is_passed_on():
     assert cog.available(TINY) is None
     assert cog.available({**TINY, "impl": "fa2"}) == "fa2 does not take fp32. Use dtype: fp16 or bf16."
     assert cog.expects(TINY) == ""
 
 
-def test_a_model_that_cannot_fit_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_fit_is_not_tried(monkeypatch):
     monkeypatch.setattr(room.requirements, "memory_bytes", lambda device: 24 * 2**30)
     assert room.missing_memory(cog.parse_params({})) is None
     # Scores of 60 heads over 17776 tokens, twice, in 2 bytes

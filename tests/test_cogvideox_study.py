@@ -1,7 +1,5 @@
 """The study of CogVideoX, in a reduced form that any machine runs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -22,7 +20,7 @@ _REDUCED = {
 
 
 @pytest.mark.slow
-def test_the_study_plans_a_video_and_a_step_of_each_implementation() -> None:
+def test_the_study_plans_a_video_and_a_step_of_each_implementation():
     listed = profpipe(ROOT, "list", PIPELINE)
     assert "video: cogvideox, 13 cases under plain, nsys" in listed
     assert "step: cogvideox, 13 cases under plain, torch, nsys" in listed
@@ -32,7 +30,7 @@ def test_the_study_plans_a_video_and_a_step_of_each_implementation() -> None:
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_the_reduced_study_runs_on_a_cpu(tmp_path: Path) -> None:
+def test_the_reduced_study_runs_on_a_cpu(tmp_path):
     only = ("-w", "video", "-p", "plain", "-p", "torch", "--set", "defaults.timing.budget_s=0.05")
     profpipe(ROOT, "run", PIPELINE, *only, "--out", tmp_path, **_REDUCED, PROFILERS="plain,torch")
     cases = {

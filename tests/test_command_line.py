@@ -1,7 +1,5 @@
 """What a user types and what the terminal shows: options, output formats and help."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -112,3 +110,17 @@ def test_the_missing_sdk_of_mcp_is_one_sentence(monkeypatch, tmp_path, capsys):
     assert cli.main(["mcp", str(tmp_path)]) == 3
     expected = "profpipe: the Python SDK of MCP 2 is not installed: pip install 'profpipe[mcp]'\n"
     assert capsys.readouterr().err == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (("trace", "tables", "--out", "t.json", "a.sqlite"), "recordings"),
+        (("ingest", "a.sqlite", "--out", "o", "b.sqlite"), "files"),
+        (("compare", "a", "--gate", "5", "b"), "runs"),
+    ],
+)
+def test_files_may_stand_on_both_sides_of_an_option(words, name):
+    args = cli._build_parser().parse_args(words)
+    expected = [word for word in words[1:] if word in ("a", "b") or word.endswith(".sqlite")]
+    assert [str(value) for value in getattr(args, name)] == expected

@@ -5,7 +5,6 @@ import re
 import statistics
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -14,18 +13,13 @@ from report_study import check_golden
 
 from profpipe import cli
 from profpipe.analysis import pairs
-from profpipe.analysis.compare_runs import (
-    Change,
-    Comparison,
-    GateCause,
-    compare_runs,
-    plain_processes,
-)
-from profpipe.analysis.verdict import Gate
+from profpipe.analysis.changes import Change, Gate, GateCause
+from profpipe.analysis.compare_runs import RunComparison, compare_runs, plain_processes
+from profpipe.job import Incident, IncidentKind
 from profpipe.report import comparison, results_json
 from profpipe.results import schema, store
 from profpipe.results.manifest import DeviceEntry, Gpu, JobEntry, Machine, Manifest, PairsEntry
-from profpipe.results.noise import Noise, Source, Spread
+from profpipe.results.noise import Noise, Spread, SpreadSource
 from profpipe.results.schema import CASES, METRICS, Tables
 
 
@@ -43,12 +37,12 @@ AFTER = run_with(same=(101.0, 100.0, 102.0), slow=(110.0, 109.0, 111.0), new=(1.
 
 
 #: AFTER lacks a case.
-GONE = {GateCause.ABSENT: ("w/gone",)}
+GONE = {"gone": GateCause.ABSENT}
 ENDED = Manifest(ended="2026-11-20T06:00:00+00:00", machine=Machine(gpus=(Gpu(name="NVIDIA H200"),)))
 
 
 def known(spread, *cases, degrees=1e6):
-    return {("w", case): Noise(between=Spread(spread, degrees, {Source.RUNS: 8})) for case in cases}
+    return {("w", case): Noise(between=Spread(spread, degrees, {SpreadSource.RUNS: 8})) for case in cases}
 
 
 #: Two runs of the same code lie 2 % apart: in 99 % of comparisons less than 5.2 %.
@@ -59,42 +53,46 @@ def compared(a, b, noise=SPREADS):
     return compare_runs(a, b, ENDED, ENDED, noise)
 
 
-def changes(a=BEFORE, b=AFTER):
-    return {change.name: change for change in compared(a, b).changes}
+def names_of(changes):
+    return [change.name for change in changes]
+
+
+def timed(a=BEFORE, b=AFTER):
+    return names_of(compared(a, b).timed)
+
+
+def causes(comparison, percent):
+    """Return why cases do not pass a gate, by case."""
+    return {change.case: cause for change, cause in comparison.judge_gate(percent).causes}
 
 
 def test_only_cases_of_both_runs_are_compared():
-    assert set(changes()) == {"w/same", "w/slow", "w/bare"}
-
-
-def test_a_difference_within_the_intervals_is_noise():
-    assert changes()["w/same"].overlaps and not changes()["w/slow"].overlaps
-    assert not changes()["w/bare"].overlaps, "it has no interval"
+    assert timed() == ["w/same", "w/slow", "w/bare"]
 
 
 def test_a_gate_fails_for_slower_cases_but_not_for_noise():
     found = compared(BEFORE, AFTER)
-    assert found.find_gate_causes(0.5) == {GateCause.SLOWER: ("w/slow", "w/bare")}
-    assert found.find_gate_causes(25) == GONE
+    assert causes(found, 0.5) == {"slow": GateCause.SLOWER, "bare": GateCause.SLOWER, **GONE}
+    assert causes(found, 25) == GONE
     wide = known(0.08, "same", "slow", "bare")
-    assert compared(BEFORE, AFTER, wide).find_gate_causes(0.5) == GONE
+    assert causes(compared(BEFORE, AFTER, wide), 0.5) == GONE
 
 
 def test_two_runs_give_no_verdict_where_the_spread_between_runs_is_unknown():
     found = compared(BEFORE, AFTER, {})
-    assert {change.name: change.is_beyond_noise for change in found.changes} == {
+    assert {change.name: change.is_beyond_noise for change in found.timed} == {
         "w/same": False, "w/slow": None, "w/bare": None,
     }  # fmt: skip
-    assert found.find_gate_causes(0.5) == {GateCause.UNDECIDED: ("w/slow", "w/bare"), **GONE}
-    assert found.find_gate_causes(15) == {GateCause.UNDECIDED: ("w/bare",), **GONE}
-    assert found.find_gate_causes(25) == GONE
+    assert causes(found, 0.5) == {"slow": GateCause.UNDECIDED, "bare": GateCause.UNDECIDED, **GONE}
+    assert causes(found, 15) == {"bare": GateCause.UNDECIDED, **GONE}
+    assert causes(found, 25) == GONE
 
 
 def test_the_spread_of_one_session_shows_noise_and_no_difference_for_a_drift_may_be_the_difference():
-    of_pairs = {("w", case): Noise(Spread(0.02, 1e6, {Source.PAIRS: 8})) for case in ("same", "slow", "bare")}
+    of_pairs = {("w", case): Noise(Spread(0.02, 1e6, {SpreadSource.PAIRS: 8})) for case in ("same", "slow", "bare")}
     found = compared(BEFORE, run_with(same=(110.0, 109.0, 111.0), slow=(104.0, 103.0, 105.0)), of_pairs)
-    assert {change.name: change.is_beyond_noise for change in found.changes} == {"w/same": None, "w/slow": False}
-    assert found.find_gate_causes(1) == {GateCause.UNDECIDED: ("w/same",), GateCause.ABSENT: ("w/gone", "w/bare")}
+    assert {change.name: change.is_beyond_noise for change in found.timed} == {"w/same": None, "w/slow": False}
+    assert causes(found, 1) == {"same": GateCause.UNDECIDED, "bare": GateCause.ABSENT, **GONE}
 
 
 def test_a_difference_below_the_floor_of_a_verdict_is_noise_however_calm_the_processes():
@@ -143,18 +141,18 @@ def test_several_processes_of_each_run_show_the_spread_of_their_session():
 
 def test_times_under_a_profiler_are_not_compared():
     under = Tables(metrics=BEFORE.metrics.assign(profiler="nsys"))
-    assert not changes(under)
+    assert not timed(under)
 
 
 def test_times_of_single_kernels_are_not_cases():
-    assert not changes(Tables(metrics=BEFORE.metrics.assign(subject="some_kernel")))
+    assert not timed(Tables(metrics=BEFORE.metrics.assign(subject="some_kernel")))
 
 
 def test_a_case_that_failed_in_the_second_run_is_named():
     failed = schema.frame(CASES, [{"workload": "w", "case": case, "profiler": "plain", "status": "crashed"}
                                   for case in ("gone", "never_timed")])  # fmt: skip
     after = Tables(cases=failed, metrics=AFTER.metrics)
-    assert list(compared(BEFORE, after).lost) == ["w/gone"] and compared(BEFORE, AFTER).lost == {}
+    assert names_of(compared(BEFORE, after).lost) == ["w/gone"] and not compared(BEFORE, AFTER).lost
 
 
 def marked(data, *cases):
@@ -165,9 +163,9 @@ def marked(data, *cases):
 
 def test_a_newly_inaccurate_result_is_shown_with_its_time_and_fails_a_gate():
     found = compared(marked(BEFORE, "bare"), marked(AFTER, "bare", "slow"))
-    inaccurate = {change.name: change.inaccurate_in for change in found.changes}
+    inaccurate = {change.name: change.inaccurate_in for change in found.timed}
     assert inaccurate == {"w/same": (), "w/slow": ("B",), "w/bare": ("A", "B")}
-    assert found.find_gate_causes(25) == {GateCause.NEWLY_INACCURATE: ("w/slow",)}
+    assert causes(found, 25) == {"slow": GateCause.NEWLY_INACCURATE, **GONE}
 
 
 def with_params(data, **params):
@@ -179,20 +177,16 @@ def with_params(data, **params):
 
 def test_a_parameter_that_one_of_the_runs_does_not_have_differs_too():
     found = compared(with_params(BEFORE, n=1), with_params(AFTER, n=1, causal=None))
-    assert found.changed_params and all(c == {"causal": (None, "null")} for c in found.changed_params.values())
+    assert found.changed_params and all(
+        change.differing_params == {"causal": (None, "null")} for change in found.changed_params
+    )
 
 
 def test_the_same_parameters_in_another_order_and_none_at_all_are_no_difference():
     before, after = with_params(BEFORE, n=1, m=2.0), with_params(AFTER, m=2, n=1)
     for data in (after, AFTER):
         found = compared(before, data)
-        assert found.changed_params == {} and len(found.changes) == 3
-
-
-def test_cases_missing_in_the_second_run_leave_a_gate_undecided():
-    found = compared(BEFORE, AFTER)
-    assert found.absent == ("w/gone",)
-    assert found.judge_gate(25) is Gate.UNDECIDED and found.judge_gate(5) is Gate.FAILED
+        assert not found.changed_params and len(found.timed) == 3
 
 
 def comparisons():
@@ -202,14 +196,14 @@ def comparisons():
     failed = [{"workload": "w", "case": "gone", "profiler": "plain", "status": "crashed"}]
     before, after = with_params(BEFORE, head_dim=64, dtype="bf16"), with_params(AFTER, head_dim=128, dtype="bf16")
     open_ended = replace(ENDED, ended=None)
-    slow = Change("w/n=1", 8_862_615_760.0, 9_000_000_000.0, False, noise=0.01, holds_drift=True)
+    slow = Change("time", 8_862_615_760.0, 9e9, workload="w", case="n=1", is_beyond_noise=True)
     yield "the spread between runs is known", compared(BEFORE, AFTER), (5, 15, 25)
     yield "it is not known", compared(BEFORE, AFTER, {}), (0.5, 15, 25)
     yield "newly inaccurate", compared(marked(BEFORE, "bare"), marked(AFTER, "bare", "slow")), (25,)
     yield "failed in B", compared(BEFORE, Tables(schema.frame(CASES, failed), metrics=AFTER.metrics)), (25,)
     yield "other parameters", compared(before, after), (50,)
-    yield "nothing in both", Comparison(()), (5,)
-    yield "one readable unit", Comparison((slow,)), (1, 2)
+    yield "nothing in both", RunComparison(()), (5,)
+    yield "one readable unit", RunComparison((slow,)), (1, 2)
     yield "letters of a name", compared(named, named), (5,)
     yield "other GPUs", compare_runs(BEFORE, AFTER, ENDED, other), ()
     yield "GPUs of which one is unknown", compare_runs(BEFORE, AFTER, ENDED, Manifest()), ()
@@ -221,7 +215,9 @@ def test_comparisons_and_gates_read_as_in_the_golden_file(regenerate):
     texts = []
     for name, found, gates in comparisons():
         texts.append(f"# {name}\n{comparison.text(found)}\n")
-        texts += [f"gate of {gate} %: {comparison.gate_text(found, gate) or 'passed'}\n" for gate in gates]
+        texts += [
+            f"gate of {gate} %: {comparison.gate_text(found, found.judge_gate(gate)) or 'passed'}\n" for gate in gates
+        ]
     check_golden("compare_runs.txt", "\n".join(texts), regenerate)
 
 
@@ -229,18 +225,38 @@ def test_the_time_of_a_process_is_not_compared_with_that_of_its_steps():
     wall = Tables(metrics=BEFORE.metrics.assign(metric="process_wall"))
     for a, b in ((BEFORE, wall), (wall, BEFORE)):
         found = compared(a, b)
-        assert found.changes == () and len(found.absent) == 4 and found.judge_gate(100) is Gate.UNDECIDED
+        assert len(found.absent) == len(found.changes) == 4 and found.judge_gate(100).verdict is Gate.UNDECIDED
+
+
+def test_the_wall_time_of_a_process_that_a_signal_ended_leaves_the_gate_undecided():
+    wall = Tables(metrics=BEFORE.metrics.assign(metric="process_wall"))
+    jobs = (
+        JobEntry("w", "plain", ("slow",), folder="raw/w/plain"),
+        JobEntry("w", "nsys", ("same",), folder="raw/w/nsys"),
+    )
+    incidents = tuple(Incident(IncidentKind.ENDED, f"{job.folder}/log.txt", "SIGTERM ended it") for job in jobs)
+    ended = replace(ENDED, jobs=jobs, incidents=incidents)
+    for sides in ((ENDED, ended), (ended, ENDED)):
+        found = compare_runs(wall, wall, *sides, SPREADS)
+        gate = found.judge_gate(5)
+        assert [(change.name, cause) for change, cause in gate.causes] == [("w/slow", GateCause.ENDED)]
+        assert gate.verdict is Gate.UNDECIDED
+        assert comparison.gate_text(found, gate).endswith("a signal ended the process of 1 case, in A or B: w/slow")
+        assert "w/slow: a signal ended its process" in comparison.text(found)
+        # What steps or calls took is evidence, however the process ended.
+        assert "w/slow" in {change.name for change in compare_runs(BEFORE, BEFORE, *sides, SPREADS).timed}
 
 
 @pytest.mark.parametrize("time", [0.0, -1.0, float("nan"), float("inf"), 1e-300])
 def test_a_time_that_cannot_be_leaves_the_gate_undecided_on_either_side(time):
     damaged = run_with(same=(time, None, None), slow=(100.0, 99.0, 101.0))
     for a, b in ((BEFORE, damaged), (damaged, AFTER)):
-        assert "w/same" in compared(a, b).absent and compared(a, b).judge_gate(100) is Gate.UNDECIDED
+        found = compared(a, b)
+        assert "w/same" in names_of(found.absent) and found.judge_gate(100).verdict is Gate.UNDECIDED
     pair = tables_of({"x": [0.5] * 8})
     pair.metrics.loc[3, "value"] = time
     found = pairs.analyze(pair, run_of(gate=5.0))
-    assert found.gate is Gate.UNDECIDED and "0, negative or no number" in found.cases[0].failure.reason
+    assert found.gate.verdict is Gate.UNDECIDED and "0, negative or no number" in found.cases[0].failure.reason
 
 
 def test_the_noise_of_a_machine_decides_nothing_where_a_case_ran_on_another_device_of_it():
@@ -249,7 +265,7 @@ def test_the_noise_of_a_machine_decides_nothing_where_a_case_ran_on_another_devi
         for device in ("NVIDIA H200", "cpu")
     )
     for other, is_beyond in ((gpu, True), (cpu, None), (ENDED, True)):
-        found = {each.name: each for each in compare_runs(BEFORE, AFTER, gpu, other, SPREADS).changes}
+        found = {change.name: change for change in compare_runs(BEFORE, AFTER, gpu, other, SPREADS).changes}
         assert found["w/slow"].is_beyond_noise is is_beyond and found["w/bare"].is_beyond_noise is True
 
 
@@ -258,14 +274,14 @@ def test_the_time_of_a_failed_case_is_ignored():
         cases=schema.frame(CASES, [{"workload": "w", "case": "slow", "profiler": "plain", "status": "crashed"}]),
         metrics=BEFORE.metrics,
     )
-    assert set(changes(died)) == {"w/same", "w/bare"}
-    assert list(compared(BEFORE, died).lost) == ["w/slow"]
+    assert timed(died) == ["w/same", "w/bare"]
+    assert names_of(compared(BEFORE, died).lost) == ["w/slow"]
 
 
 def test_the_time_of_an_interrupted_case_is_compared():
     rows = [{"workload": "w", "case": "slow", "profiler": "plain", "status": "interrupted"}]
     stopped = Tables(cases=schema.frame(CASES, rows), metrics=BEFORE.metrics)
-    assert set(changes(stopped)) == {"w/same", "w/slow", "w/bare"}
+    assert timed(stopped) == ["w/same", "w/slow", "w/bare"]
 
 
 # --- the JSON document -----------------------------------------------------------------------------------------------
@@ -274,7 +290,7 @@ def test_the_time_of_an_interrupted_case_is_compared():
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def save_run(folder: Path, number: int, status: str = "ok", params: str = "{}", **times: float) -> Path:
+def save_run(folder, number, status="ok", params="{}", **times):
     """Store a run that started at the minute ``number``, with the times of its cases in ns."""
     key = {"run": folder.name, "workload": "w", "profiler": "plain"}
     reason = "" if status == "ok" else f"it {status}"
@@ -292,17 +308,17 @@ def save_run(folder: Path, number: int, status: str = "ok", params: str = "{}", 
     return folder
 
 
-def document_of(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, dict[str, Any]]:
+def document_of(capsys, *argv):
     code = cli.main(["compare", *map(str, argv)])
     return code, json.loads(capsys.readouterr().out)
 
 
-def cases_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def cases_of(document):
     assert document["format"] == "profpipe.verdicts" and document["version"] == 1
     return {case["case"]: case for case in document["cases"]}
 
 
-def test_two_runs_have_differences_and_no_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_runs_have_differences_and_no_verdict(tmp_path, capsys):
     a = save_run(tmp_path / "a", 1, slow=1e6, same=2e6, gone=3e6)
     b = save_run(tmp_path / "b", 2, slow=1.1e6, same=2e6)
     code, document = document_of(capsys, a, b, "--gate", "5", "--json=full")
@@ -318,9 +334,7 @@ def test_two_runs_have_differences_and_no_verdict(tmp_path: Path, capsys: pytest
     ]
 
 
-def test_a_gate_counts_what_failed_or_has_other_parameters_and_nothing_is_undecided(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_gate_counts_what_failed_or_has_other_parameters_and_nothing_is_undecided(tmp_path, capsys):
     a = save_run(tmp_path / "a", 1, c=1e6, params='{"x": 1}')
     other = save_run(tmp_path / "other", 2, c=1e6, params='{"x": 2}')
     crashed = save_run(tmp_path / "crashed", 3, "crashed", c=1e6)
@@ -339,9 +353,7 @@ def test_a_gate_counts_what_failed_or_has_other_parameters_and_nothing_is_undeci
     assert (of_none["gate"]["result"], of_none["cases"]) == ("undecided", [])
 
 
-def test_the_keys_are_those_of_ab_and_the_further_ones_are_documented(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_keys_are_those_of_ab_and_the_further_ones_are_documented(tmp_path, capsys):
     runs = [save_run(tmp_path / name, i, c=1e6) for i, name in enumerate("ab")]
     _, of_two = document_of(capsys, *runs, "--json=full")
     data, run = Tables(), Manifest(name="w", ab=PairsEntry())

@@ -1,22 +1,18 @@
 """``profpipe compare`` on single recordings: files of profilers, and results of ``ingest``."""
 
-from __future__ import annotations
-
 import gzip
 import html
 import json
 import re
 import shutil
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from report_study import check_golden
 
 from profpipe import cli
-from profpipe.analysis.compare_recordings import Extent, RecordingComparison, compare_recordings
+from profpipe.analysis.compare_recordings import Extent, compare_recordings
 from profpipe.analysis.steps import ONE_DEVICE
 from profpipe.commands import ingest
 from profpipe.results.schema import KernelChange
@@ -31,21 +27,21 @@ HEAD = "Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),S
 
 
 @pytest.fixture(autouse=True)
-def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def wide_terminal(monkeypatch):
     """Leave room for every column and sentence."""
     monkeypatch.setenv("COLUMNS", "120")
 
 
-def found(a: Path, b: Path) -> RecordingComparison:
+def found(a, b):
     return compare_recordings(ingest.read_recordings([a]), ingest.read_recordings([b]))
 
 
-def compared(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+def compared(capsys, *words):
     assert cli.main(["compare", *map(str, words)]) == 0
     return capsys.readouterr().out
 
 
-def changed(path: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None], source: Path = B) -> Path:
+def changed(path, change, source=B):
     """Write the trace ``source`` with changed events; those for which ``change`` returns None are left out."""
     trace = json.loads(source.read_text())
     trace["traceEvents"] = [kept for event in trace["traceEvents"] if (kept := change(event)) is not None]
@@ -53,15 +49,13 @@ def changed(path: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None
     return path
 
 
-def sums(path: Path, *kernels: tuple[str, int, int]) -> Path:
+def sums(path, *kernels):
     rows = [f'50.0,{ns},{calls},{ns / calls},,,,,"{name}"' for name, calls, ns in kernels]
     path.write_text("\n".join([HEAD, *rows]) + "\n")
     return path
 
 
-def test_results_of_ingest_show_the_kernel_that_became_faster(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_results_of_ingest_show_the_kernel_that_became_faster(tmp_path, capsys):
     for name, path in (("before", A), ("after", B)):
         assert cli.main(["ingest", str(path), "--out", str(tmp_path / name)]) == 0
     capsys.readouterr()
@@ -71,7 +65,7 @@ def test_results_of_ingest_show_the_kernel_that_became_faster(
     assert "A holds 64 launches of 4160 us and B 64 launches of 3520 us" in text
 
 
-def test_the_parts_of_a_step_add_up_to_its_difference_exactly() -> None:
+def test_the_parts_of_a_step_add_up_to_its_difference_exactly():
     (change,) = found(A, B).changes
     a, b = change.a, change.b
     assert change.extent is Extent.STEP and (a.kernel_ns, b.kernel_ns) == (4_160_000, 3_520_000)
@@ -81,18 +75,14 @@ def test_the_parts_of_a_step_add_up_to_its_difference_exactly() -> None:
     assert classes == {"add": -80_000, "gemm": 0} and sum(classes.values()) == parts["compute"]
 
 
-def test_the_page_of_two_steps_is_the_golden_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], regenerate: bool
-) -> None:
+def test_the_page_of_two_steps_is_the_golden_one(tmp_path, capsys, regenerate):
     for name, path in (("A.json", A), ("B.json", B)):
         shutil.copy(path, tmp_path / name)
     text = compared(capsys, tmp_path / "A.json", tmp_path / "B.json")
     check_golden("compare_recordings.txt", text, regenerate)
 
 
-def test_a_recording_has_no_difference_to_its_copy_and_is_not_compared_with_itself(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recording_has_no_difference_to_its_copy_and_is_not_compared_with_itself(tmp_path, capsys):
     text = compared(capsys, LM, shutil.copy(LM, tmp_path))
     assert text == "A step takes 7.84 ms in A and in B: no difference in any part or kernel, under nsys.\n"
     (tmp_path / "link.sqlite").symlink_to(LM)
@@ -100,8 +90,8 @@ def test_a_recording_has_no_difference_to_its_copy_and_is_not_compared_with_itse
     assert "A and B are the same run: lm_eager.sqlite. Name two runs." in capsys.readouterr().err
 
 
-def test_kernels_that_appear_vanish_and_change_their_launches_are_named(tmp_path: Path) -> None:
-    def change(event: dict[str, Any]) -> dict[str, Any] | None:
+def test_kernels_that_appear_vanish_and_change_their_launches_are_named(tmp_path):
+    def change(event):
         if event.get("cat") != "kernel":
             return event
         number = event["args"]["correlation"]
@@ -118,8 +108,8 @@ def test_kernels_that_appear_vanish_and_change_their_launches_are_named(tmp_path
     assert list(own.renamed_classes) == [("gemm", 200_000, 200_000)]
 
 
-def test_autotuned_names_of_the_same_work_are_said_to_be_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def change(event: dict[str, Any]) -> dict[str, Any]:
+def test_autotuned_names_of_the_same_work_are_said_to_be_so(tmp_path, capsys):
+    def change(event):
         return {**event, "name": event["name"].replace("128x256", "64x128")}
 
     text = compared(capsys, B, changed(tmp_path / "b.json", change))
@@ -130,9 +120,7 @@ def test_autotuned_names_of_the_same_work_are_said_to_be_so(tmp_path: Path, caps
     assert any("128x256" in each["kernel"] and "64x128" in each["b_kernel"] for each in kernels)
 
 
-def test_a_recording_without_steps_is_compared_as_a_whole_with_one_that_has_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recording_without_steps_is_compared_as_a_whole_with_one_that_has_them(tmp_path, capsys):
     first = changed(
         tmp_path / "first.json", lambda e: e if e.get("ts", 0) < 1250 and e.get("cat") != "user_annotation" else None
     )
@@ -144,9 +132,7 @@ def test_a_recording_without_steps_is_compared_as_a_whole_with_one_that_has_them
     assert "so the sums may be of unequal work" in text
 
 
-def test_files_with_sums_only_are_compared_by_the_sums_of_their_kernels(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], regenerate: bool
-) -> None:
+def test_files_with_sums_only_are_compared_by_the_sums_of_their_kernels(tmp_path, capsys, regenerate):
     a = sums(tmp_path / "a_cuda_gpu_kern_sum.csv", (GEMM, 10, 1_000_000), ("my_kernel(float*)", 10, 500_000))
     b = sums(tmp_path / "b_cuda_gpu_kern_sum.csv", (GEMM, 10, 900_000), ("other_kernel(int*)", 20, 400_000))
     (own,) = found(a, b).changes
@@ -154,36 +140,32 @@ def test_files_with_sums_only_are_compared_by_the_sums_of_their_kernels(
     check_golden("compare_sums.txt", compared(capsys, a, b), regenerate)
 
 
-def test_times_of_different_profilers_are_not_compared(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], regenerate: bool
-) -> None:
+def test_times_of_different_profilers_are_not_compared(tmp_path, capsys, regenerate):
     csv = sums(tmp_path / "a_cuda_gpu_kern_sum.csv", (GEMM, 40, 1_000_000))
     text = compared(capsys, csv, B)
     assert not re.search(r"\d (ns|us|ms)\b|%", text)
     check_golden("compare_profilers.txt", text, regenerate)
 
 
-def test_gpus_that_differ_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpus_that_differ_are_named(tmp_path, capsys):
     other = tmp_path / "b.json"
     other.write_text(B.read_text().replace("NVIDIA H100 80GB HBM3", "NVIDIA H200"))
     text = compared(capsys, A, other)
     assert "The GPUs differ: A was recorded on NVIDIA H100 80GB HBM3, B on NVIDIA H200." in text
 
 
-def test_a_gate_is_refused_because_single_recordings_have_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gate_is_refused_because_single_recordings_have_no_verdict(capsys):
     assert cli.main(["compare", str(A), str(B), "--gate", "5"]) == 2
     assert "single recordings cannot tell a difference from noise" in capsys.readouterr().err
 
 
-def test_a_refused_comparison_leaves_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refused_comparison_leaves_no_page(tmp_path, capsys):
     page = tmp_path / "both.html"
     assert cli.main(["compare", str(A), str(B), "--gate", "5", "--html", str(page)]) == 2
     assert not page.exists()
 
 
-def test_one_page_shows_the_bars_of_both_sides_in_one_scale_and_the_kernels(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_page_shows_the_bars_of_both_sides_in_one_scale_and_the_kernels(tmp_path, capsys):
     page = tmp_path / "both.html"
     text = compared(capsys, A, B, "--html", str(page))
     shown = page.read_text(encoding="utf-8").partition("<main")[2]
@@ -197,9 +179,7 @@ def test_one_page_shows_the_bars_of_both_sides_in_one_scale_and_the_kernels(
     assert cli.main(["compare", str(A), str(B), "--html", str(tmp_path / "none" / "both.html")]) == 2
 
 
-def test_files_match_by_name_and_the_last_one_left_on_each_side_matches_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_match_by_name_and_the_last_one_left_on_each_side_matches_too(tmp_path, capsys):
     folders = {"a": {"x.json": A, "old.json": B}, "b": {"x.json": B, "new.json": B}, "c": {"y.json": B, "z.json": B}}
     for folder, files in folders.items():
         (tmp_path / folder).mkdir()
@@ -218,9 +198,7 @@ def test_files_match_by_name_and_the_last_one_left_on_each_side_matches_too(
     assert "Only A holds old.json." in text and "Only B holds y.json and z.json." in text
 
 
-def test_ranks_match_by_number_and_a_missing_one_is_named(
-    tmp_path: Path, shared_data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ranks_match_by_number_and_a_missing_one_is_named(tmp_path, shared_data, capsys):
     both, one = tmp_path / "both.sqlite", tmp_path / "one.sqlite"
     both.write_bytes(gzip.decompress((shared_data / "steps" / "ddp.sqlite.gz").read_bytes()))
     shutil.copy(both, one)
@@ -237,7 +215,7 @@ def test_ranks_match_by_number_and_a_missing_one_is_named(
     assert same.is_same and list(same.a.ranks) == [(0, ONE_DEVICE), (1, ONE_DEVICE)]
 
 
-def four_gpus(folder: Path, shared_data: Path, *changes: str) -> Path:
+def four_gpus(folder, shared_data, *changes):
     """Copy the recording of one process on four GPUs, and change its kernels."""
     path = folder / f"{len(list(folder.iterdir()))}.sqlite"
     path.write_bytes((shared_data / "reported" / "one_process_four_gpus.sqlite").read_bytes())
@@ -254,9 +232,7 @@ SLOWER = "UPDATE {0} SET end = end + 10 WHERE deviceId = 10"
 
 
 @pytest.mark.parametrize("is_without_steps", [True, False])
-def test_each_gpu_of_a_process_has_its_parts(
-    tmp_path: Path, shared_data: Path, capsys: pytest.CaptureFixture[str], is_without_steps: bool
-) -> None:
+def test_each_gpu_of_a_process_has_its_parts(tmp_path, shared_data, capsys, is_without_steps):
     changes = [RENUMBERED, *([WITHOUT_STEPS] if is_without_steps else [])]
     a, b = (four_gpus(tmp_path, shared_data, *changes, *more) for more in ([], [SLOWER]))
     names = [f"0, GPU {number}" for number in (0, 2, 10, 11)]
@@ -271,9 +247,7 @@ def test_each_gpu_of_a_process_has_its_parts(
     assert own.parts.wall_ns == pytest.approx(sum(walls) / 4, abs=1)
 
 
-def test_processes_with_different_gpus_are_compared_over_those_that_both_have(
-    tmp_path: Path, shared_data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_processes_with_different_gpus_are_compared_over_those_that_both_have(tmp_path, shared_data, capsys):
     four = four_gpus(tmp_path, shared_data, WITHOUT_STEPS, RENUMBERED)
     one = four_gpus(tmp_path, shared_data, WITHOUT_STEPS, "DELETE FROM {0} WHERE deviceId")
     text = " ".join(compared(capsys, four, one).split())
@@ -293,7 +267,7 @@ def test_processes_with_different_gpus_are_compared_over_those_that_both_have(
     assert change.a.parts == change.b.parts and not change.a.parts.classes
 
 
-def test_the_json_document_has_the_parts_and_the_kernels(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_json_document_has_the_parts_and_the_kernels(capsys):
     document = json.loads(compared(capsys, A, B, "--json=full"))
     (case,) = document["cases"]
     assert document["kind"] == "compare_recordings" and case["of"] == "step"
@@ -303,15 +277,13 @@ def test_the_json_document_has_the_parts_and_the_kernels(capsys: pytest.CaptureF
     assert [warning["kind"] for warning in document["warnings"]] == ["no_verdict"]
 
 
-def test_a_recording_without_kernels_is_refused_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recording_without_kernels_is_refused_with_what_to_do(capsys):
     assert cli.main(["compare", str(A), str(DATA / "torch-2.13" / "training_cpu.json.gz")]) == 2
     error = capsys.readouterr().err
     assert "B holds no GPU kernels with times. Record the kernels with nsys, torch or rocprof." in error
 
 
-def test_a_file_that_no_parser_reads_is_refused_with_its_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_no_parser_reads_is_refused_with_its_reason(tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("nothing here\n")
     assert cli.main(["compare", str(A), str(tmp_path / "notes.txt")]) == 1
     assert "notes.txt: is in no format that profpipe reads" in capsys.readouterr().err

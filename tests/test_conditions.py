@@ -3,8 +3,6 @@
 NVML is a mock, because there is no GPU here. The rules of the flags need no GPU.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time
@@ -13,13 +11,13 @@ from types import SimpleNamespace
 import pytest
 
 from profpipe.measure import conditions
-from profpipe.measure.conditions import Conditions, Reading
+from profpipe.measure.conditions import GpuConditions, Reading
 
 MHZ = 1e6
 
 
 def running(clocks_mhz, reasons=0, others=None):
-    return Conditions(tuple(Reading(mhz * MHZ, 500.0, 60.0, reasons) for mhz in clocks_mhz), others)
+    return GpuConditions(tuple(Reading(mhz * MHZ, 500.0, 60.0, reasons) for mhz in clocks_mhz), others)
 
 
 # --- marks -----------------------------------------------------------------------------------------------------------
@@ -40,7 +38,7 @@ FALLS = {"clock_spread": "SM clock between 1400 and 1980 MHz, median 1400 MHz"}
     ("seen", "expected"),
     [
         # Unknown, and undisturbed.
-        (Conditions(), {}),
+        (GpuConditions(), {}),
         (running([1980, 1965, 1980], others=0), {}),
         *(
             (running([1980] * 4, bit), {"throttled": f"throttled: {REASONS[bit]} in 100 % of 4 readings"})
@@ -49,9 +47,9 @@ FALLS = {"clock_spread": "SM clock between 1400 and 1980 MHz, median 1400 MHz"}
         # A clock that the user set.
         *((running([1200] * 4, bit), {}) for bit in (0x2, 0x10, 0x100)),
         # A power cap close to the highest clock sets no flag, and neither does a reason in one of a hundred readings.
-        (Conditions((NEAR,) * 20), {}),
+        (GpuConditions((NEAR,) * 20), {}),
         (
-            Conditions((NEAR,) * 9 + (CAPPED,)),
+            GpuConditions((NEAR,) * 9 + (CAPPED,)),
             {
                 "throttled": "throttled: software power cap in 10 % of 10 readings",
                 "clock_spread": "SM clock between 1860 and 1965 MHz, median 1965 MHz",
@@ -78,10 +76,10 @@ def test_flags_have_the_numbers_behind_them(seen, expected):
 
 
 def test_metrics_carry_their_units():
-    assert Conditions().metrics() == {}
+    assert GpuConditions().metrics() == {}
     capped = running([1980, 1980, *[1400] * 38])
     assert (capped.sm_clock_min_hz, capped.sm_clock_max_hz) == (1400 * MHZ, 1400 * MHZ)
-    seen = Conditions((Reading(1e9, 300.0, 50.0, 0), Reading(2e9, 500.0, 70.0, 0), Reading(1.8e9, None, None, 0)))
+    seen = GpuConditions((Reading(1e9, 300.0, 50.0, 0), Reading(2e9, 500.0, 70.0, 0), Reading(1.8e9, None, None, 0)))
     assert seen.metrics() == {
         "sm_clock": (1.8e9, "Hz"),
         "sm_clock_min": (1e9, "Hz"),
@@ -97,7 +95,7 @@ def test_conditions_of_all_visits_are_combined():
     together = conditions.combine(visits)
     assert (together.sm_clock_min_hz, together.sm_clock_max_hz) == (1500 * MHZ, 1980 * MHZ)
     assert together.other_processes == 1
-    assert conditions.combine([]) == Conditions()
+    assert conditions.combine([]) == GpuConditions()
 
 
 def test_idle_readings_and_their_neighbours_do_not_count():
@@ -108,7 +106,7 @@ def test_idle_readings_and_their_neighbours_do_not_count():
     assert len(seen.readings) == 5
     assert seen.sm_clock_min_hz == seen.sm_clock_max_hz == 1980 * MHZ
     watched.readings = watched.readings[:1]
-    assert watched.conditions() == Conditions(), "of a GPU that did nothing there is nothing to say"
+    assert watched.conditions() == GpuConditions(), "of a GPU that did nothing there is nothing to say"
 
 
 def test_readings_before_the_measurement_are_dropped():
@@ -255,7 +253,7 @@ def test_the_gpu_is_read_until_the_block_ends_and_once_more(nvml):
 )
 def test_the_highest_clock_was_kept_where_the_gpu_counted_it_in_the_median(counted_mhz, highest_mhz, kept):
     reading = Reading(highest_hz=None if highest_mhz is None else highest_mhz * MHZ)
-    assert Conditions((reading,), counted_hz=tuple(mhz * MHZ for mhz in counted_mhz)).kept_highest_clock is kept
+    assert GpuConditions((reading,), counted_hz=tuple(mhz * MHZ for mhz in counted_mhz)).kept_highest_clock is kept
 
 
 def test_a_measurement_on_a_cpu_has_no_gpu_readings(nvml):
@@ -347,7 +345,7 @@ def test_without_nvml_nothing_is_known(monkeypatch):
     conditions.open_gpu.cache_clear()
     with conditions.monitor_gpu() as watched:
         pass
-    assert watched.conditions() == Conditions()
+    assert watched.conditions() == GpuConditions()
     conditions.open_gpu.cache_clear()
 
 
@@ -360,10 +358,14 @@ def test_an_error_in_the_block_is_raised_and_ends_the_readings(nvml):
 
 
 def test_a_counted_clock_replaces_the_clock_of_nvml():
-    seen = Conditions(tuple(Reading(1980 * MHZ, 700.0, 60.0, 0x4, 1980 * MHZ) for _ in range(10)), counted_hz=(1.8e9,))
+    seen = GpuConditions(
+        tuple(Reading(1980 * MHZ, 700.0, 60.0, 0x4, 1980 * MHZ) for _ in range(10)), counted_hz=(1.8e9,)
+    )
     assert seen.sm_clock_hz == seen.sm_clock_min_hz == seen.sm_clock_max_hz == 1.8e9
     assert list(seen.findings) == ["throttled"], "NVML reports an older clock"
-    late = Conditions(tuple(Reading(1770 * MHZ, 700.0, 60.0, 0x4, 1980 * MHZ) for _ in range(10)), counted_hz=(1.97e9,))
+    late = GpuConditions(
+        tuple(Reading(1770 * MHZ, 700.0, 60.0, 0x4, 1980 * MHZ) for _ in range(10)), counted_hz=(1.97e9,)
+    )
     assert late.findings == {}
     both = conditions.combine([seen, late])
     assert both.counted_hz == (1.8e9, 1.97e9) and list(both.findings) == ["throttled", "clock_spread"]
@@ -376,16 +378,16 @@ def test_a_clock_that_is_a_little_lower_most_of_the_time_is_throttling(median, f
     """2 % below is too little where it is a twentieth of the counts; half of them move the median time."""
     capped = tuple(Reading(1980 * MHZ, 700.0, 60.0, 0x4, 1980 * MHZ) for _ in range(10))
     counts = (*[1.945e9] * 2, *[median] * 16, *[1.98e9] * 12)
-    assert list(Conditions(capped, counted_hz=counts).findings) == found
+    assert list(GpuConditions(capped, counted_hz=counts).findings) == found
 
 
 def test_one_low_clock_count_of_many_is_not_flagged_as_throttled():
     capped = tuple(Reading(1980 * MHZ, 700.0, 60.0, 0x4, 1980 * MHZ) for _ in range(10))
-    assert Conditions(capped, counted_hz=(1.9e9, *[1.975e9] * 29)).findings == {}
-    assert list(Conditions(capped, counted_hz=(1.9e9, 1.9e9, *[1.975e9] * 28)).findings) == ["throttled"]
+    assert GpuConditions(capped, counted_hz=(1.9e9, *[1.975e9] * 29)).findings == {}
+    assert list(GpuConditions(capped, counted_hz=(1.9e9, 1.9e9, *[1.975e9] * 28)).findings) == ["throttled"]
 
 
 def test_a_count_above_the_highest_clock_is_dropped():
-    seen = Conditions((Reading(1980 * MHZ, 700.0, 60.0, 0x4, 1980 * MHZ),), counted_hz=(2.1e9, 1.8e9, 1.99e9))
+    seen = GpuConditions((Reading(1980 * MHZ, 700.0, 60.0, 0x4, 1980 * MHZ),), counted_hz=(2.1e9, 1.8e9, 1.99e9))
     assert (seen.sm_clock_min_hz, seen.sm_clock_max_hz) == (1.8e9, 1.99e9)
-    assert Conditions(counted_hz=(2.1e9,)).sm_clock_hz == 2.1e9, "no highest is known"
+    assert GpuConditions(counted_hz=(2.1e9,)).sm_clock_hz == 2.1e9, "no highest is known"

@@ -1,7 +1,5 @@
 """Attention over two processes: PyTorch's own rings and DTensor on the CPU, with gloo, under a real torchrun."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -131,14 +129,17 @@ UNAVAILABLE = [
 
 
 @pytest.fixture(scope="module")
-def workload() -> Any:
+def workload():
     return plugins.load_module(WORKLOAD)
 
 
 @pytest.fixture(scope="module")
-def answer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def answer_folder(made_once):
     """The folder with what two processes wrote down."""
-    folder = tmp_path_factory.mktemp("answers")
+    return made_once("answers", write_answers)
+
+
+def write_answers(folder):
     script = folder / "answer.py"
     script.write_text(ANSWER)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
@@ -151,16 +152,15 @@ def answer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         timeout=180,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return folder
 
 
 @pytest.fixture(scope="module")
-def answers(answer_folder: Path) -> list[list[dict[str, Any]]]:
+def answers(answer_folder):
     """By rank: what the workload answers for each of CASES and of UNAVAILABLE."""
     return [json.loads((answer_folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 
-def named(case: dict[str, Any]) -> str:
+def named(case):
     return ",".join(f"{name}={value}" for name, value in case.items())
 
 
@@ -279,7 +279,7 @@ def test_a_torch_without_the_ring_says_which_has_it(workload, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def study(tmp_path_factory):
     """The study at a size for two processes on a CPU: the run's folder."""
     out = tmp_path_factory.mktemp("study")
     reduced = {

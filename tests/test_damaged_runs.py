@@ -1,7 +1,5 @@
 """One bad line makes no run unfinishable: what is good is kept, what is not is reported on the page."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -10,7 +8,6 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import hostile_folders
 import pytest
@@ -37,13 +34,13 @@ workloads:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path):
     (tmp_path / "sums.py").write_text(WORKLOAD)
     (tmp_path / "pipeline.yaml").write_text(PIPELINE)
     return tmp_path
 
 
-def profpipe(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def profpipe(project, *words):
     path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "no_torch")))
     environment = {**os.environ, "PYTHONPATH": path, "XDG_STATE_HOME": str(project / "state")}
     return subprocess.run(
@@ -52,7 +49,7 @@ def profpipe(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def unfinished(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def unfinished(project, monkeypatch):
     """A run of which no job counts as done, as if its runner had been killed after its process ended."""
     assert profpipe(project, "run").returncode == 0
     monkeypatch.setenv("XDG_STATE_HOME", str(project / "state"))
@@ -62,7 +59,7 @@ def unfinished(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def change_request(folder: Path, **settings: Any) -> None:
+def change_request(folder, **settings):
     document = json.loads((folder / REQUEST_FILE).read_text())
     document["pipeline"] |= settings
     document["pipeline"]["workloads"]["sums"]["colour"] = "red"
@@ -72,7 +69,7 @@ def change_request(folder: Path, **settings: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_with_damaged_files_of_each_kind_is_finished(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_damaged_files_of_each_kind_is_finished(project, monkeypatch):
     folder = unfinished(project, monkeypatch)
     events = folder / "raw/sums/plain/job.jsonl"
     first, *rest = events.read_text().splitlines()
@@ -102,7 +99,7 @@ def test_a_run_with_damaged_files_of_each_kind_is_finished(project: Path, monkey
 
 
 @pytest.mark.slow
-def test_a_value_that_is_no_pipeline_is_still_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_that_is_no_pipeline_is_still_refused(project, monkeypatch):
     folder = unfinished(project, monkeypatch)
     change_request(folder, workloads={"sums": {"script": 7}})
     done = profpipe(project, "resume")
@@ -113,7 +110,7 @@ def test_a_value_that_is_no_pipeline_is_still_refused(project: Path, monkeypatch
 
 
 @pytest.mark.slow
-def test_a_run_that_found_the_database_locked_is_entered_by_the_next_command(project: Path) -> None:
+def test_a_run_that_found_the_database_locked_is_entered_by_the_next_command(project):
     (project / "out").mkdir()
     with database.connect(project / "out"):
         pass
@@ -129,7 +126,7 @@ def test_a_run_that_found_the_database_locked_is_entered_by_the_next_command(pro
     assert database.find_missing(project / "out") == []
 
 
-def test_a_copy_of_a_run_is_not_entered(tmp_path: Path) -> None:
+def test_a_copy_of_a_run_is_not_entered(tmp_path):
     folder = tmp_path / "copy" / "raw"
     folder.mkdir(parents=True)
     Manifest(name="x").save(folder.parent)
@@ -158,7 +155,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("script", FOREIGN.values(), ids=FOREIGN)
-def test_a_database_of_another_schema_is_named_and_not_changed(tmp_path: Path, script: str) -> None:
+def test_a_database_of_another_schema_is_named_and_not_changed(tmp_path, script):
     path = tmp_path / database.FILE
     with closing(sqlite3.connect(path)) as other:
         other.executescript(script)
@@ -167,7 +164,7 @@ def test_a_database_of_another_schema_is_named_and_not_changed(tmp_path: Path, s
 
 
 @pytest.mark.slow
-def test_a_sample_beyond_any_number_ends_no_report(tmp_path: Path) -> None:
+def test_a_sample_beyond_any_number_ends_no_report(tmp_path):
     out = hostile_folders.make_run(tmp_path)
     run = next(path for path in out.iterdir() if path.is_dir() and path.name != "latest")
     events = run / "raw" / "sums" / "plain" / "job.jsonl"

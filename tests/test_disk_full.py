@@ -3,8 +3,6 @@
 ``/dev/full`` is a file on a full disk; a file system of 300 KiB is one that the runner shares.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -16,6 +14,7 @@ from pathlib import Path
 import forked
 import pytest
 from fake_profiler import Notes, fake_profiler, job_of
+from jobs import change
 
 from profpipe import errors, plugins, profilers
 from profpipe.job import Cause, Traits
@@ -91,7 +90,7 @@ def test_a_case_in_which_the_harness_reports_a_full_disk_is_repeated(tmp_path):
     timing = {"timing": {"order": "sequential", "budget_s": 0.01}}
     environment = {"PYTHONPATH": PYTHONPATH}
     job = job_of(tmp_path, write, OK, script=script, python=sys.executable, options=timing, env=environment)
-    job = replace(job, profiler="plain")
+    job = change(job, profiler="plain")
     large = full(job)
 
     def carry_out_plain():

@@ -52,7 +52,7 @@ def test_an_nvtx_that_this_nsys_would_not_record_is_wrong(monkeypatch, version, 
 
 
 def test_the_text_puts_the_remedy_below_its_check():
-    lines = doctor.text([doctor.Check("ncu", "missing", "not on PATH", "Install it.")]).splitlines()
+    lines = doctor.text([doctor.ToolCheck("ncu", "missing", "not on PATH", "Install it.")]).splitlines()
     assert lines[0].startswith("missing  ncu  not on PATH") and lines[1].strip() == "-> Install it."
 
 

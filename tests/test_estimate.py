@@ -1,7 +1,5 @@
 """How long a run takes, before it runs, and the part of it that fits into a budget: real runs on the CPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -34,14 +32,14 @@ def build(params):
 ENV = {**os.environ, "PYTHONPATH": WITHOUT_TORCH, "CUDA_VISIBLE_DEVICES": ""}
 
 
-def profpipe(folder: Path, *words: str, exit_code: int = 0) -> tuple[str, str]:
+def profpipe(folder, *words, exit_code=0):
     """Return what profpipe prints on both streams."""
     done = forked.run(folder, *words, env=ENV)
     assert done.returncode == exit_code, done.stdout + done.stderr
     return done.stdout, done.stderr
 
 
-def total_s(text: str) -> float:
+def total_s(text):
     """Return the seconds of ``2 cases in 1 job, about 1 min 5 s (...)``."""
     found = re.search(r" jobs?, about (?:(\d+) min )?(\d+) s \(", text)
     assert found, text
@@ -49,13 +47,13 @@ def total_s(text: str) -> float:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path):
     (tmp_path / "pipeline.yaml").write_text(PIPELINE)
     (tmp_path / "naps.py").write_text(NAPS)
     return tmp_path
 
 
-def test_a_damaged_record_spoils_no_estimate(project: Path) -> None:
+def test_a_damaged_record_spoils_no_estimate(project):
     profpipe(project, "run", "-q")
     record = (project / "out" / "latest").resolve() / "run.json"
     text = re.sub(r'^( "seconds"): [\d.]+', r"\1: Infinity", record.read_text(), flags=re.MULTILINE)
@@ -64,12 +62,12 @@ def test_a_damaged_record_spoils_no_estimate(project: Path) -> None:
     assert total_s(profpipe(project, "run", "--dry-run")[0]) < 60
 
 
-def test_a_profiler_that_is_missing_counts_as_no_measurement(project: Path) -> None:
+def test_a_profiler_that_is_missing_counts_as_no_measurement(project):
     printed, _ = profpipe(project, "run", "--dry-run", "-p", "plain,rocprof")
     assert printed.startswith("# 2 cases in 2 jobs, about ") and "(no case measured before: a rough figure)" in printed
 
 
-def test_a_run_says_how_long_it_takes_first_from_a_model_and_then_from_the_run_before(project: Path) -> None:
+def test_a_run_says_how_long_it_takes_first_from_a_model_and_then_from_the_run_before(project):
     printed, _ = profpipe(project, "run", "--dry-run")
     assert re.search(r"^# naps under plain: 2 cases, about \d+ s, in ", printed, re.MULTILINE)
     assert "2 cases in 1 job, about" in printed and "(no case measured before: a rough figure)" in printed
@@ -95,7 +93,7 @@ def test_a_run_says_how_long_it_takes_first_from_a_model_and_then_from_the_run_b
     assert "no case measured before" in profpipe(project, "run", "--dry-run")[0]
 
 
-def test_the_length_of_a_program_is_not_made_up(tmp_path: Path) -> None:
+def test_the_length_of_a_program_is_not_made_up(tmp_path):
     (tmp_path / "slow.py").write_text("import sys, time\ntime.sleep(float(sys.argv[1]))\nsys.exit(len(sys.argv) > 2)\n")
     words = ("-p", "plain", "--set", "s=1.5", "--", "python", "slow.py", "{s}")
     unknown = "1 case in 1 job; the time is not known before slow has ended well once"
@@ -114,7 +112,7 @@ def test_the_length_of_a_program_is_not_made_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_budget_leaves_out_repeats_and_says_how_to_measure_them(tmp_path: Path) -> None:
+def test_a_budget_leaves_out_repeats_and_says_how_to_measure_them(tmp_path):
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(2)\n")
     run, program = ("run", "-p", "plain", "--set", "repeats=5"), ("--", "python", "slow.py")
     profpipe(tmp_path, "run", "-p", "plain", *program)
@@ -135,7 +133,7 @@ def test_a_budget_leaves_out_repeats_and_says_how_to_measure_them(tmp_path: Path
     assert len(Manifest.load(tmp_path / "out" / "latest").jobs) == 5
 
 
-def test_a_budget_takes_what_fits_the_cheapest_profiler_first_and_ncu_last() -> None:
+def test_a_budget_takes_what_fits_the_cheapest_profiler_first_and_ncu_last():
     from profpipe.config.models import Pipeline
     from profpipe.errors import ConfigError
     from profpipe.runner import estimate
@@ -147,11 +145,11 @@ def test_a_budget_takes_what_fits_the_cheapest_profiler_first_and_ncu_last() -> 
     )
     request = RunRequest(pipeline, Path("p.yaml"), Path("out"), captures=3)
 
-    def seconds(part: RunRequest) -> float:
+    def seconds(part):
         own = [p for each in part.pipeline.workloads.values() for p in each.profilers]
         return sum(costs[p] * (part.captures or 1 if p == "plain" else 1) for p in own)
 
-    def chosen(budget_s: float) -> tuple[list[str], int | None, list[str]]:
+    def chosen(budget_s):
         part, left = estimate.fit(request, budget_s, seconds)
         return part.pipeline.workloads["w"].profilers, part.captures, left
 
@@ -167,7 +165,7 @@ def test_a_budget_takes_what_fits_the_cheapest_profiler_first_and_ncu_last() -> 
         chosen(39)
 
 
-def test_a_budget_keeps_guided_ncu_only_with_a_capture_that_guides_it() -> None:
+def test_a_budget_keeps_guided_ncu_only_with_a_capture_that_guides_it():
     from profpipe.config.models import Pipeline
     from profpipe.runner import estimate
 
@@ -176,7 +174,7 @@ def test_a_budget_keeps_guided_ncu_only_with_a_capture_that_guides_it() -> None:
     pipeline = Pipeline.model_validate({"version": 1, "workloads": {"w": workload}})
     assert pipeline.workloads["w"].ncu.kernels == "guided"
 
-    def seconds(part: RunRequest) -> float:
+    def seconds(part):
         return sum(costs[profiler] for profiler in part.pipeline.workloads["w"].profilers)
 
     for budget_s, kept in ((16, ["plain"]), (35, ["plain", "torch", "ncu"]), (64, ["plain", "nsys", "torch"])):
@@ -186,12 +184,12 @@ def test_a_budget_keeps_guided_ncu_only_with_a_capture_that_guides_it() -> None:
 
 
 @pytest.mark.parametrize("text", ["10", "0s", "m", "-5s", "1d", "nan h"])
-def test_a_budget_has_a_unit(tmp_path: Path, text: str) -> None:
+def test_a_budget_has_a_unit(tmp_path, text):
     assert "is no time. For example: 90s, 10m or 1h" in profpipe(tmp_path, "run", f"--budget={text}", exit_code=2)[1]
 
 
 @pytest.mark.slow
-def test_long_cases_run_first_on_several_slots(tmp_path: Path) -> None:
+def test_long_cases_run_first_on_several_slots(tmp_path):
     workload = {"command": ["sleep", "{s}"], "matrix": {"s": [0.1, 0.2, 1.5]}}
     document = {
         "version": 1,
@@ -201,7 +199,7 @@ def test_long_cases_run_first_on_several_slots(tmp_path: Path) -> None:
     }
     (tmp_path / "pipeline.yaml").write_text(json.dumps(document))
 
-    def starts() -> list[str]:
+    def starts():
         progress = profpipe(tmp_path, "run")[1]
         return re.findall(r"\] w under plain: s=([\d.]+)$", progress, re.MULTILINE)
 

@@ -1,19 +1,15 @@
 """job.jsonl: the events of the harness, also after a kill."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
 from profpipe.errors import UnreadableFile
-from profpipe.results import schema
 
 Event = dict[str, Any]
 Write = Callable[..., Path]
@@ -25,10 +21,10 @@ FINISHED: Event = {"event": "finished", "time": 9.0}
 
 
 @pytest.fixture
-def events(tmp_path: Path) -> Write:
+def events(tmp_path):
     """Writes events (or pieces of text) line by line and gives the file's path."""
 
-    def write(*lines: Event | str, end: str = "\n") -> Path:
+    def write(*lines, end="\n"):
         path = tmp_path / "job.jsonl"
         path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines) + end)
         return path
@@ -36,7 +32,7 @@ def events(tmp_path: Path) -> Write:
     return write
 
 
-def case(name: str, *values: float, status: str = "ok", ended: bool = True, **more: Any) -> list[Event]:
+def case(name, *values, status="ok", ended=True, **more):
     """The events of one case with samples of ``values`` ns."""
     lines: list[Event] = [{"event": "case_started", "case": name, "params": {"n": 1}, "time": 2.0}]
     if values:
@@ -48,15 +44,15 @@ def case(name: str, *values: float, status: str = "ok", ended: bool = True, **mo
     return lines
 
 
-def metric(name: str, value: Any, unit: str = "byte") -> Event:
+def metric(name, value, unit="byte"):
     return {"event": "metric", "case": "a", "subject": "", "metric": name, "value": value, "unit": unit, "n": 1}
 
 
-def values(parsed: schema.Tables) -> dict[str, float]:
+def values(parsed):
     return dict(zip(parsed.metrics["metric"], parsed.metrics["value"], strict=True))
 
 
-def test_a_case_becomes_a_row_with_its_parameters_and_flags(parser: ModuleType, events: Write) -> None:
+def test_a_case_becomes_a_row_with_its_parameters_and_flags(parser, events):
     path = events(STARTED, *case("a", 5.0, flags=["throttled"]), FINISHED)
     assert parser.sniff(path)
     row = parser.parse(path).cases.iloc[0]
@@ -64,7 +60,7 @@ def test_a_case_becomes_a_row_with_its_parameters_and_flags(parser: ModuleType, 
     assert json.loads(row["params"]) == {"n": 1} and json.loads(row["flags"]) == ["throttled"]
 
 
-def test_samples_become_their_median_spread_and_count(parser: ModuleType, events: Write) -> None:
+def test_samples_become_their_median_spread_and_count(parser, events):
     parsed = parser.parse(events(STARTED, *case("a", *range(1, 12)), FINISHED))
     found = values(parsed)
     assert found == {
@@ -75,9 +71,7 @@ def test_samples_become_their_median_spread_and_count(parser: ModuleType, events
     assert (time["unit"], time["n"], time["ci_low"], time["ci_high"]) == ("ns", 11, 2.0, 10.0)
 
 
-def test_samples_in_other_units_and_in_several_events_are_joined_in_nanoseconds(
-    parser: ModuleType, events: Write
-) -> None:
+def test_samples_in_other_units_and_in_several_events_are_joined_in_nanoseconds(parser, events):
     started, ended = case("a")
     more = [
         {"event": "samples", "case": "a", "unit": u, "clock": "perf_counter", "values": [v]}
@@ -86,37 +80,37 @@ def test_samples_in_other_units_and_in_several_events_are_joined_in_nanoseconds(
     assert values(parser.parse(events(STARTED, started, *more, ended)))["time"] == (2e3 + 4e6) / 2
 
 
-def test_too_few_samples_have_no_interval_rather_than_a_wrong_one(parser: ModuleType, events: Write) -> None:
+def test_too_few_samples_have_no_interval_rather_than_a_wrong_one(parser, events):
     metrics = parser.parse(events(STARTED, *case("a", 1, 2, 3, 4, 5))).metrics
     assert metrics[["ci_low", "ci_high"]].isna().all(axis=None)
 
 
-def test_other_metrics_are_kept_as_given_and_the_last_one_counts(parser: ModuleType, events: Write) -> None:
+def test_other_metrics_are_kept_as_given_and_the_last_one_counts(parser, events):
     started, ended = case("a")
     parsed = parser.parse(events(STARTED, started, metric("flops", 1), metric("flops", 2, "flop"), ended))
     assert parsed.metrics[["metric", "value", "unit", "n"]].values.tolist() == [["flops", 2.0, "flop", 1]]
 
 
-def test_a_metric_that_is_not_a_number_is_dropped_with_a_note(parser: ModuleType, events: Write) -> None:
+def test_a_metric_that_is_not_a_number_is_dropped_with_a_note(parser, events):
     started, ended = case("a")
     parsed = parser.parse(events(STARTED, started, metric("error_max", "tensor(1.)", "1"), metric("flops", 2), ended))
     assert values(parsed) == {"flops": 2.0} and "error_max is no number" in parsed.origin.notes[0]
 
 
-def test_a_whole_number_beyond_any_float_costs_no_other_number(parser: ModuleType, events: Write) -> None:
+def test_a_whole_number_beyond_any_float_costs_no_other_number(parser, events):
     (started, samples, ended), huge = case("a", 5.0, 6.0), math.factorial(200)
     parsed = parser.parse(events(STARTED, started, samples, metric("ways", huge, "1"), metric("flops", 2), ended))
     assert values(parsed)["time"] == 5.5 and values(parsed)["flops"] == 2.0 and "ways" not in values(parsed)
     assert parsed.origin.notes == ("a: metric ways is no number and was dropped",)
 
 
-def test_a_case_that_was_begun_and_never_ended_has_crashed(parser: ModuleType, events: Write) -> None:
+def test_a_case_that_was_begun_and_never_ended_has_crashed(parser, events):
     parsed = parser.parse(events(STARTED, *case("a", 1.0), *case("b", ended=False)))
     assert parsed.cases["status"].tolist() == ["ok", "crashed"]
     assert parsed.cases["reason"].tolist()[1].startswith("the process ended inside this case")
 
 
-def test_what_finished_before_a_kill_survives_the_line_that_the_kill_cut(parser: ModuleType, events: Write) -> None:
+def test_what_finished_before_a_kill_survives_the_line_that_the_kill_cut(parser, events):
     path = events(STARTED, *case("a", 1.0), *case("b", ended=False), '{"event":"samples","case":"b","val', end="")
     parsed = parser.parse(path)
     assert parsed.cases["status"].tolist() == ["ok", "crashed"]
@@ -124,9 +118,7 @@ def test_what_finished_before_a_kill_survives_the_line_that_the_kill_cut(parser:
 
 
 @pytest.mark.parametrize("between", ["", "\n"])
-def test_a_second_process_appends_after_the_cut_line_of_the_first(
-    parser: ModuleType, events: Write, between: str
-) -> None:
+def test_a_second_process_appends_after_the_cut_line_of_the_first(parser, events, between):
     cut = '{"event": "samples", "case": "b", "valu' + between + json.dumps(STARTED)
     parsed = parser.parse(events(STARTED, *case("a", 1.0), *case("b", ended=False), cut, *case("c", 2.0), FINISHED))
     assert dict(zip(parsed.cases["case"], parsed.cases["status"], strict=True)) == {
@@ -136,36 +128,36 @@ def test_a_second_process_appends_after_the_cut_line_of_the_first(
     }
 
 
-def test_a_case_that_a_later_process_began_anew_counts_as_there(parser: ModuleType, events: Write) -> None:
+def test_a_case_that_a_later_process_began_anew_counts_as_there(parser, events):
     parsed = parser.parse(events(STARTED, *case("a", 1.0, 1.0, ended=False), STARTED, *case("a", 7.0)))
     assert parsed.cases["status"].tolist() == ["ok"]
     assert values(parsed)["time"] == 7.0 and values(parsed)["iterations"] == 1
 
 
-def test_a_process_that_turns_to_a_case_again_adds_to_its_samples(parser: ModuleType, events: Write) -> None:
+def test_a_process_that_turns_to_a_case_again_adds_to_its_samples(parser, events):
     first, again = case("a", 1.0, ended=False), case("a", 3.0)
     parsed = parser.parse(events(STARTED, *first, *case("b", 9.0, ended=False), *again, FINISHED))
     assert parsed.cases["status"].tolist() == ["ok", "crashed"]
     assert parsed.metrics.loc[parsed.metrics["metric"] == "time", "value"].tolist() == [2.0, 9.0]
 
 
-def test_profilers_in_one_file_stay_apart(parser: ModuleType, events: Write) -> None:
+def test_profilers_in_one_file_stay_apart(parser, events):
     parsed = parser.parse(events(STARTED, *case("a", 1.0), {**STARTED, "profiler": "nsys"}, *case("a")))
     assert parsed.cases[["case", "profiler"]].values.tolist() == [["a", "plain"], ["a", "nsys"]]
 
 
-def test_a_case_that_was_skipped_keeps_its_reason(parser: ModuleType, events: Write) -> None:
+def test_a_case_that_was_skipped_keeps_its_reason(parser, events):
     ended = {"event": "case_ended", "case": "a", "status": "skipped", "reason": "needs sm_90", "seconds": 0}
     row = parser.parse(events(STARTED, ended)).cases.iloc[0]
     assert (row["status"], row["reason"], row["flags"], row["params"]) == ("skipped", "needs sm_90", "[]", "{}")
 
 
-def test_events_that_are_not_known_are_ignored(parser: ModuleType, events: Write) -> None:
+def test_events_that_are_not_known_are_ignored(parser, events):
     path = events(STARTED, {"event": "weather", "case": 3}, *case("a", 1.0))
     assert parser.parse(path).cases["status"].tolist() == ["ok"]
 
 
-def test_a_reason_with_bytes_that_are_not_text_can_be_written_to_a_table(parser: ModuleType, events: Write) -> None:
+def test_a_reason_with_bytes_that_are_not_text_can_be_written_to_a_table(parser, events):
     ended = {"event": "case_ended", "case": "a", "status": "failed", "reason": "no file caf\udce9", "seconds": 0}
     assert parser.parse(events(STARTED, ended)).cases["reason"].str.encode("utf-8").tolist() == [b"no file caf?"]
     path = events(STARTED, ended)
@@ -195,26 +187,24 @@ def test_a_reason_with_bytes_that_are_not_text_can_be_written_to_a_table(parser:
         ({"event": "case_started"}, "line 2 ('case_started') has a wrong"),
     ],
 )
-def test_a_line_that_is_no_event_costs_nothing_else(
-    parser: ModuleType, events: Write, wrong: Event | str, why: str
-) -> None:
+def test_a_line_that_is_no_event_costs_nothing_else(parser, events, wrong, why):
     parsed = parser.parse(events(STARTED, wrong, *case("a", 5.0, 7.0), FINISHED))
     assert parsed.cases["status"].tolist() == ["ok"] and values(parsed)["time"] == 6.0
     (note,) = parsed.origin.notes
     assert note.startswith(why) and note.endswith("was dropped")
 
 
-def test_many_lines_that_are_no_events_are_counted(parser: ModuleType, events: Write) -> None:
+def test_many_lines_that_are_no_events_are_counted(parser, events):
     notes = parser.parse(events(STARTED, *["oh"] * 9, *case("a", 5.0))).origin.notes
     assert notes[-1] == "6 more lines are no events and were dropped" and len(notes) == 4
 
 
-def test_a_negative_duration_is_dropped(parser: ModuleType, events: Write) -> None:
+def test_a_negative_duration_is_dropped(parser, events):
     """An earlier version subtracted times of a clock that may be set back."""
     parsed = parser.parse(events(STARTED, *case("a", 5.0, seconds=-3600.5)))
     assert parsed.cases["seconds"].isna().all() and "the clock was set back" in parsed.origin.notes[0]
 
 
-def test_a_process_that_died_before_its_first_case_is_refused(parser: ModuleType, events: Write) -> None:
+def test_a_process_that_died_before_its_first_case_is_refused(parser, events):
     with pytest.raises(UnreadableFile, match="holds no case"):
         parser.parse(events(STARTED))

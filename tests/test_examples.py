@@ -1,7 +1,5 @@
 """The committed runs: each can be repeated, matches its pipeline file and shows all its pictures."""
 
-from __future__ import annotations
-
 import html
 import json
 import os
@@ -29,12 +27,12 @@ COMMITTED = (ROOT / "examples" / "own_program" / "report.html",)
 
 
 @pytest.fixture(params=EXAMPLES, ids=lambda folder: folder.name)
-def example(request: pytest.FixtureRequest) -> Path:
+def example(request):
     assert isinstance(request.param, Path)
     return request.param
 
 
-def test_its_pipeline_runs_as_it_stands_and_asks_for_the_tables_of_the_page(example: Path) -> None:
+def test_its_pipeline_runs_as_it_stands_and_asks_for_the_tables_of_the_page(example):
     published = manifest_entries.published(loader.load_pipeline(example / "pipeline.yaml"))
     current = published.model_dump(mode="json", by_alias=True)
     stored = json.loads((example / "run.json").read_text(encoding="utf-8"))["pipeline"]
@@ -43,18 +41,18 @@ def test_its_pipeline_runs_as_it_stands_and_asks_for_the_tables_of_the_page(exam
     assert next(axes) == next(axes)
 
 
-def test_its_pages_show_every_picture_and_link_only_to_files_that_exist(example: Path) -> None:
+def test_its_pages_show_every_picture_and_link_only_to_files_that_exist(example):
     links = set(re.findall(r"\]\(([^)]+)\)", read_pages(example)))
     files = {target for target in links if "://" not in target and not target.startswith("#")}
     assert {target for target in files if not (example / target.partition("#")[0]).exists()} == set()
     assert {f"plots/{path.name}" for path in (example / "plots").glob("*")} == {t for t in files if "plots/" in t}
 
 
-def test_its_summary_has_at_most_150_lines(example: Path) -> None:
+def test_its_summary_has_at_most_150_lines(example):
     assert len((example / "SUMMARY.md").read_text(encoding="utf-8").splitlines()) <= MOST_LINES
 
 
-def test_the_examples_take_at_most_6_mb_together() -> None:
+def test_the_examples_take_at_most_6_mb_together():
     paths = (path for path in (ROOT / "examples").rglob("*") if path.name not in IGNORED_BY_GIT or path in COMMITTED)
     assert sum(path.stat().st_size for path in paths if path.is_file()) <= 6e6
 
@@ -71,9 +69,7 @@ MARKS = {True: pytest.mark.slow, False: pytest.mark.exhaustive}
     [pytest.param(path, marks=() if path.name in QUICK else [MARKS[path.name in OF_CI]]) for path in EXAMPLES],
     ids=lambda folder: folder.name,
 )
-def test_its_pages_are_those_that_the_present_code_writes(
-    example: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_its_pages_are_those_that_the_present_code_writes(example, tmp_path, capsys):
     copy = shutil.copytree(example, tmp_path / example.name)
     for page in [*copy.glob("*.md"), *copy.glob("*.txt"), *copy.glob("*.html")]:
         page.unlink()
@@ -87,7 +83,7 @@ def test_its_pages_are_those_that_the_present_code_writes(
     assert not differing, f"render them again: profpipe report examples/{example.name}"
 
 
-def assert_begins_with_its_answer(folder: Path) -> None:
+def assert_begins_with_its_answer(folder):
     """Assert that both pages begin with the answer in bold type; of several workloads with one in a line for each."""
     first = (folder / "SUMMARY.md").read_text(encoding="utf-8").split("\n\n")[1]
     answer = re.compile(r"\*\*.+\*\*|- `.+`: \*\*.+\*\*")
@@ -103,7 +99,7 @@ def assert_begins_with_its_answer(folder: Path) -> None:
 OF_A_MACHINE = re.compile(r"(?<![\w./-])/(?:home|root|Users|work|workspace|mnt|scratch|tmp|var|opt)/[^\s\"')]*")
 
 
-def test_none_of_its_texts_holds_a_folder_of_the_machine_that_made_it(example: Path) -> None:
+def test_none_of_its_texts_holds_a_folder_of_the_machine_that_made_it(example):
     paths = [path for path in example.rglob("*") if path.is_file()]
     texts = {path.name: path.read_text("utf-8") for path in paths if path.suffix != ".parquet"}
     texts |= {path.name: pd.read_parquet(path).to_csv() for path in paths if path.suffix == ".parquet"}
@@ -121,61 +117,21 @@ workloads:
 """
 
 
-def take(run: Path, below: Path) -> subprocess.CompletedProcess[str]:
+def take(run, below):
     return subprocess.run(
         [sys.executable, str(ROOT / "examples" / "take.py"), str(run), "mine", "--below", str(below)],
         capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
 
 
-def run_into(folder: Path, pipeline: str) -> Path:
-    """A run of the pipeline in ``folder``, one case of which fails."""
-    folder.mkdir(exist_ok=True)
-    (folder / "pipeline.yaml").write_text(pipeline)
-    out = folder.parent / "results"
-    done = forked.run(folder, "run", "--out", out, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    assert done.returncode == 1, "one case fails"
-    return out / "latest"
-
-
-def an_example(folder: Path, pipeline: Path) -> Path:
-    """The folder ``mine`` among the examples below ``folder``, with files of a run before."""
-    (folder / "mine").mkdir(parents=True)
-    shutil.copy(pipeline, folder / "mine")
-    (folder / "mine" / "kernels.csv").write_text("of the run before\n")
-    return folder / "mine"
-
-
-@pytest.mark.slow
-def test_the_cases_of_a_run_are_taken_with_their_reasons(tmp_path: Path) -> None:
-    run = run_into(tmp_path / "study", PIPELINE.replace("FOLDER", "here"))
-    before = store.load(run)[0].cases
-    mine = an_example(tmp_path / "examples", tmp_path / "study" / "pipeline.yaml")
-    assert (done := take(run, mine.parent)).returncode == 0, done.stderr
-    pd.testing.assert_frame_equal(store.load(mine)[0].cases, before)
-    jobs = json.loads((mine / "run.json").read_text())["jobs"]
-    assert [(job["reason"], job["log"]) for job in jobs][1] == ("exit code 3", "raw/w/plain/2/log.txt")
-
-
-@pytest.mark.slow
-def test_a_run_with_a_text_file_that_names_a_folder_of_the_machine_is_refused(tmp_path: Path) -> None:
-    run = run_into(tmp_path / "study", PIPELINE.replace("FOLDER", "here"))
-    (run / "notes.txt").write_text("see\n/home/somebody/notes\n")
-    mine = an_example(tmp_path / "examples", tmp_path / "study" / "pipeline.yaml")
-    done = take(run, mine.parent)
-    assert done.returncode == 1 and "notes.txt names a folder of this machine: /home/somebody/notes" in done.stderr
-    assert {path.name for path in mine.iterdir()} == {"pipeline.yaml", "kernels.csv"}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", ["here", "/home/somebody/data"])
-def test_a_run_is_copied_without_raw_files_and_refused_if_it_names_a_folder_of_its_machine(
-    tmp_path: Path, folder: str
-) -> None:
+def test_a_run_is_copied_without_raw_files_and_refused_if_it_names_a_folder_of_its_machine(tmp_path, folder):
     (tmp_path / "pipeline.yaml").write_text(PIPELINE.replace("FOLDER", folder))
     done = forked.run(tmp_path, "run", env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 1, "one case fails"
     run, examples = tmp_path / "out" / "latest", tmp_path / "examples"
+    before = store.load(run)[0].cases
     assert "pipeline.yaml is missing" in take(run, examples).stderr
     (examples / "mine").mkdir(parents=True)
     shutil.copy(tmp_path / "pipeline.yaml", examples / "mine")
@@ -190,3 +146,9 @@ def test_a_run_is_copied_without_raw_files_and_refused_if_it_names_a_folder_of_i
     assert {"SUMMARY.md", "run.json", "cases.parquet", "pipeline.yaml"} <= names and "raw" not in names
     assert str(tmp_path) not in (examples / "mine" / "run.json").read_text()
     assert "exit code 3" in (examples / "mine" / "SUMMARY.md").read_text()
+    pd.testing.assert_frame_equal(store.load(examples / "mine")[0].cases, before)
+    jobs = json.loads((examples / "mine" / "run.json").read_text())["jobs"]
+    assert [(job["reason"], job["log"]) for job in jobs][1] == ("exit code 3", "raw/w/plain/2/log.txt")
+    (run / "notes.txt").write_text("see\n/home/somebody/notes\n")
+    done = take(run, examples)
+    assert done.returncode == 1 and "notes.txt names a folder of this machine: /home/somebody/notes" in done.stderr

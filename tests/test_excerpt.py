@@ -1,16 +1,9 @@
 """A comparison of a thousand cases: the page stays one that is read, and a file has the rest."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-
 import pytest
 from report_study import analyze, grid, made_up, metric_row, tables, write_page
 
 from profpipe import plugins
-from profpipe.analysis.findings import WorkloadFindings
 from profpipe.report import selection
 from profpipe.report.document import plain
 from profpipe.report.sections import times
@@ -23,22 +16,22 @@ LENGTHS = [128 * 2**i for i in range(10)]
 
 
 @pytest.fixture(scope="module")
-def large() -> tuple[Tables, dict[str, Any]]:
+def large():
     """1040 cases."""
     return made_up(IMPLS, LENGTHS, causal=(False, True), mode=("fwd", "fwd_bwd"), dtype=("fp16", "bf16"))
 
 
-def note(workload: WorkloadFindings, page: Sequence[WorkloadFindings] = ()) -> str:
+def note(workload, page=()):
     return plain(selection.note(workload, page))
 
 
-def only(study: tuple[Tables, dict[str, Any]]) -> WorkloadFindings:
+def only(study):
     (workload,) = analyze(*study).workloads
     return workload
 
 
 @pytest.fixture(scope="module")
-def page(large: tuple[Tables, dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+def page(large, tmp_path_factory):
     """SUMMARY.md and comparison_results.txt."""
     folder = tmp_path_factory.mktemp("large")
     write_page(analyze(*large), *large, folder, TEMPLATE)
@@ -47,14 +40,14 @@ def page(large: tuple[Tables, dict[str, Any]], tmp_path_factory: pytest.TempPath
 
 
 @pytest.mark.slow
-def test_a_thousand_cases_make_a_page_that_is_still_read(page: tuple[str, str]) -> None:
+def test_a_thousand_cases_make_a_page_that_is_still_read(page):
     text, _ = page
     assert text.startswith("# w · 1040 cases")
     assert len(text) < 300_000 and len(text.splitlines()) < 3000
 
 
 @pytest.mark.slow
-def test_the_page_counts_the_rows_that_only_the_text_file_has(page: tuple[str, str]) -> None:
+def test_the_page_counts_the_rows_that_only_the_text_file_has(page):
     text, whole = page
     assert (
         "Below, 8 of 80 shapes are shown case by case: the largest `seqlen` for each combination of `causal`,"
@@ -66,14 +59,14 @@ def test_the_page_counts_the_rows_that_only_the_text_file_has(page: tuple[str, s
 
 
 @pytest.mark.slow
-def test_of_each_combination_the_largest_shape_is_shown(large: tuple[Tables, dict[str, Any]]) -> None:
+def test_of_each_combination_the_largest_shape_is_shown(large):
     workload = only(large)
     kept = selection.shapes(workload)
     assert len(kept) == 8 and {dict(shape.axes)["seqlen"] for shape in kept} == {65536}
     assert workload.largest in kept and len(selection.select(workload).cases) == 8 * 13
 
 
-def test_of_many_combinations_those_next_to_the_largest_are_shown() -> None:
+def test_of_many_combinations_those_next_to_the_largest_are_shown():
     study = made_up(
         ["a", "b", "c"], [512, 1024], causal=(False, True), mode=("fwd", "bwd"), heads=(8, 16), batch=(1, 2)
     )
@@ -87,7 +80,7 @@ def test_of_many_combinations_those_next_to_the_largest_are_shown() -> None:
     assert "seqlen for 8 of 16 combinations of causal, mode, heads and batch" in note(workload)
 
 
-def test_of_combinations_of_a_single_axis_the_largest_stand_next_to_the_largest() -> None:
+def test_of_combinations_of_a_single_axis_the_largest_stand_next_to_the_largest():
     """All shapes differ in it, so none is nearer than another; the FLOPs of a call give their size."""
     cases = [(f"impl={impl},seqlens={8 * 2**i}x128", 1e3 * 2**i) for impl in "ab" for i in range(12)]
     rows = [metric_row(case, name, number, unit) for case, number in cases
@@ -100,12 +93,12 @@ def test_of_combinations_of_a_single_axis_the_largest_stand_next_to_the_largest(
     assert [dict(shape.axes)["seqlens"] for shape in kept] == ["8192x128", "16384x128"]
 
 
-def test_a_small_comparison_is_shown_whole() -> None:
+def test_a_small_comparison_is_shown_whole():
     workload = only(made_up(["a", "b", "c"], LENGTHS, causal=(False, True)))
     assert selection.select(workload) is workload and note(workload) == ""
 
 
-def test_comparisons_that_fill_a_page_together_share_it() -> None:
+def test_comparisons_that_fill_a_page_together_share_it():
     small = only(made_up(["a", "b", "c"], LENGTHS, mode=("fwd", "bwd")))
     several = [small] * 4
     kept = selection.shapes(small, several)
@@ -116,7 +109,7 @@ def test_comparisons_that_fill_a_page_together_share_it() -> None:
     assert "Below, 1 of 20 shapes is shown case by case: the largest." in note(small, [small] * 8)
 
 
-def test_a_page_of_several_workloads_is_shortened_as_one_and_the_file_has_the_rest(tmp_path: Path) -> None:
+def test_a_page_of_several_workloads_is_shortened_as_one_and_the_file_has_the_rest(tmp_path):
     one, run = made_up(["a", "b", "c"], LENGTHS, mode=("fwd", "bwd"))
     parts = [
         Tables(
@@ -136,14 +129,14 @@ def test_a_page_of_several_workloads_is_shortened_as_one_and_the_file_has_the_re
 
 
 @pytest.mark.slow
-def test_many_shapes_are_answered_by_a_grid_of_winners(page: tuple[str, str]) -> None:
+def test_many_shapes_are_answered_by_a_grid_of_winners(page):
     text, _ = page
     top = "".join(text.split("## ")[:2])
     assert "| seqlen | not causal, fwd, fp16 | not causal, fwd, bf16 |" in top
     assert "| 128 | `impl_2` 1.05x | `impl_2` 1.05x |" in top
 
 
-def test_a_grid_names_ties_doubtful_wins_and_unopposed_cases() -> None:
+def test_a_grid_names_ties_doubtful_wins_and_unopposed_cases():
     data, run = made_up(["a", "b"], LENGTHS[:7], mode=("fwd", "bwd"), heads=(8, 16))
     rows = data.metrics["metric"] == "time"
     data.metrics.loc[rows & data.metrics["case"].str.startswith("impl=b,seqlen=128,"), "ci_high"] = 1e9
@@ -154,11 +147,11 @@ def test_a_grid_names_ties_doubtful_wins_and_unopposed_cases() -> None:
     assert winners[-1] == "`a`, alone"
 
 
-def test_all_that_are_level_share_a_cell_of_the_grid() -> None:
+def test_all_that_are_level_share_a_cell_of_the_grid():
     data, run = made_up(["a", "b", "c"], LENGTHS[:7], mode=("fwd", "bwd"), heads=(8, 16))
     data.metrics.loc[data.metrics["metric"] == "time", "ci_high"] = 1e9
     assert grid(times.winner_grid(only((data, run))))[1][1].startswith("tie: `a`, `c` and `b`")
 
 
-def test_few_shapes_keep_their_lines() -> None:
+def test_few_shapes_keep_their_lines():
     assert not times.winner_grid(only(made_up(["a", "b"], [512, 1024], causal=(False, True))))

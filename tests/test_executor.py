@@ -1,7 +1,5 @@
 """The executor with real processes: outcomes, crashes, time limits, files and interrupts."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -14,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from fake_profiler import Notes, fake_profiler, job_of
+from jobs import change
 
 from profpipe import profilers
 from profpipe.errors import Interrupted
@@ -103,14 +102,16 @@ def test_a_job_with_all_its_files_is_ok_and_its_events_are_reported(tmp_path):
 def test_the_specification_has_everything_that_the_harness_needs(tmp_path):
     job = job_of(tmp_path, OK, warmup=3, repeats=7, options={"ncu": {"set": "basic"}})
     carry_out(job, fake_profiler(tmp_path))
-    assert json.loads((job.folder / "cases.json").read_text()) == {
+    specification = json.loads((job.folder / "cases.json").read_text())
+    options = specification.pop("options")
+    assert options["ncu"]["set"] == "basic" and options["timing"]["budget_s"] == 2.0
+    assert specification == {
         "workload": "attention",
         "profiler": "fake",
         "script": str(tmp_path / "unused.py"),
         "cases": [{"id": "case=1", "params": {"do": "pass"}}],
         "warmup": 3,
         "repeats": 7,
-        "options": {"ncu": {"set": "basic"}},
         "stem": "capture",
         "part": 1,
         "folder": str(job.folder),
@@ -220,7 +221,7 @@ if len(pathlib.Path("starts").read_text().splitlines()) <= {}:
 
 def test_a_tool_that_fails_by_chance_before_it_runs_the_workload_is_started_again(tmp_path):
     job, notes = job_of(tmp_path, OK, OK, env={"FIRST": FALSE_STARTS.format(3)}), Notes()
-    outcome = carry_out(job, fake_profiler(tmp_path, false_start=re.compile("lost my agent")), notes)
+    outcome = carry_out(job, fake_profiler(tmp_path, retry_pattern=re.compile("lost my agent")), notes)
     assert (outcome.status, outcome.returncode, statuses(outcome)) == ("ok", 0, ["ok", "ok"])
     assert processes(outcome) == 4 and len(notes.messages) == 3
     assert [path.name for path in outcome.files] == ["capture.out", "job.jsonl"], "one part, not four"
@@ -229,14 +230,14 @@ def test_a_tool_that_fails_by_chance_before_it_runs_the_workload_is_started_agai
 @pytest.mark.parametrize(("fails", "status", "count"), [(1, "ok", 2), (99, "failed", 4)])
 def test_a_command_is_started_again_after_a_false_start_of_its_tool_but_not_forever(tmp_path, fails, status, count):
     job = job_of(tmp_path, OK, script=None, command=(sys.executable, "-c", FALSE_STARTS.format(fails)))
-    outcome = carry_out(job, fake_profiler(tmp_path, false_start=re.compile("lost my agent")))
+    outcome = carry_out(job, fake_profiler(tmp_path, retry_pattern=re.compile("lost my agent")))
     assert (outcome.status, processes(outcome)) == (status, count)
     assert outcome.reason.startswith("exit code 1: lost my agent" if status == "failed" else "")
 
 
 def test_a_start_that_began_a_case_is_not_repeated(tmp_path):
     job = job_of(tmp_path, "sys.exit('lost my agent')")
-    outcome = carry_out(job, fake_profiler(tmp_path, false_start=re.compile("lost my agent")))
+    outcome = carry_out(job, fake_profiler(tmp_path, retry_pattern=re.compile("lost my agent")))
     assert (statuses(outcome), processes(outcome)) == (["crashed"], 1)
 
 
@@ -313,7 +314,7 @@ def test_a_case_that_hangs_ends_at_the_time_limit_and_the_other_cases_run(tmp_pa
 def test_a_sweep_whose_cases_all_end_may_take_longer_than_one_of_them_may(tmp_path):
     job = job_of(tmp_path, *["time.sleep(1.5)"] * 6, timeout_s=8.0)
     outcome = carry_out(job, fake_profiler(tmp_path))
-    assert (outcome.status, processes(outcome)) == ("ok", 1) and outcome.seconds > job.timeout_s
+    assert (outcome.status, processes(outcome)) == ("ok", 1) and outcome.seconds > job.settings.timeout_s
 
 
 def test_an_export_killed_for_lack_of_memory_does_not_change_the_status_of_a_crashed_case(tmp_path, monkeypatch):
@@ -332,7 +333,7 @@ def test_a_log_begins_with_the_command_without_its_secrets(tmp_path):
     assert carry_out(job, fake_profiler(tmp_path)).status == "ok"
     log = (job.folder / "log.txt").read_text()
     assert "hunter2" not in log and "'--token=${TOKEN}'" in log.splitlines()[0]
-    nowhere = replace(job, command=("/no/hunter2",), secrets={"/no/hunter2": "/no/${TOKEN}"}, folder=tmp_path / "other")
+    nowhere = change(job, command=("/no/hunter2",), secrets={"/no/hunter2": "/no/${TOKEN}"}, folder=tmp_path / "other")
     assert "'/no/${TOKEN}'" in carry_out(nowhere, fake_profiler(tmp_path)).reason
 
 
@@ -438,7 +439,7 @@ def test_a_case_that_ran_out_of_memory_in_one_job_is_known_to_the_next(tmp_path)
     outcomes = list(slots.run(jobs, profiler, Notes(), HURRIED))
     assert [[end.status for end in outcome.case_outcomes.values()] for outcome in outcomes] == [[], ["skipped"], []]
     before = {("attention", "fake"): [Case("n=0.5", {**jobs[2].cases[0].params, "n": 0.5})]}
-    (outcome,) = slots.run([replace(jobs[2], folder=tmp_path / "later")], profiler, Notes(), HURRIED, before)
+    (outcome,) = slots.run([change(jobs[2], folder=tmp_path / "later")], profiler, Notes(), HURRIED, before)
     (end,) = outcome.case_outcomes.values()
     assert (end.status, end.cause) == (Status.SKIPPED, Cause.LARGER_THAN_OOM)
 

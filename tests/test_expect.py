@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from profpipe.ingest import reader
-from profpipe.ingest.reader import Read, Refusal, Source
+from profpipe.ingest.reader import InputFile, Read, Refusal
 from profpipe.results.schema import Placement
 
 EXPECT = Path(__file__).resolve().parents[2] / "shared" / "data" / "expect.json"
@@ -14,7 +14,7 @@ FILES = sorted(json.loads(EXPECT.read_text())) if EXPECT.is_file() else []
 
 
 def read(path):
-    (result,) = reader.ingest([Source(path, path.name)])
+    (result,) = reader.ingest([InputFile(path, path.name)])
     return result
 
 

@@ -1,7 +1,5 @@
 """Reports that only nsys can read: exported where it is here, else refused with what to do and where."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The reason of a failure, from the output of the tools."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What a command makes of its parameters: flags, empty words, unused axes; and scripts that cannot be run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -60,7 +58,7 @@ def test_a_flag_reaches_the_variables_of_the_command(tmp_path):
         "    command: [t]\n    env: {OPTIONS: '-x {compile}'}\n    matrix: {compile: [true, false]}\n"
         "    flag: {compile: --compile}\n"
     )
-    assert [job.env["OPTIONS"] for job in jobs(tmp_path, text)] == ["-x --compile", "-x "]
+    assert [job.launch.env["OPTIONS"] for job in jobs(tmp_path, text)] == ["-x --compile", "-x "]
 
 
 def test_the_cases_keep_the_names_of_their_values(tmp_path):

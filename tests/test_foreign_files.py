@@ -1,7 +1,5 @@
 """Recordings of writers and tools that profpipe does not start: read whole, or named with the one remedy."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """A results folder may come from somebody else: nothing that it names is run, and no write leaves it."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct

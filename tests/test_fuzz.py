@@ -3,16 +3,12 @@
 The suites share a few seconds in CI. `make fuzz` runs an hour of them and prints their tables.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import io
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import hostile_folders
 import pytest
@@ -41,7 +37,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, Path]]:
+def recorded(tmp_path_factory):
     """One small file of each format, and the recorded files of the tests, each with its format."""
     folder = tmp_path_factory.mktemp("seeds")
     formats = [name for name in seed_files.FORMATS if name not in ("pipeline file", "nsys Parquet")]
@@ -50,7 +46,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, Path]]
     return made + [(path.relative_to(DATA).parts[0], path) for path in files]
 
 
-def test_damaged_files_of_profilers_are_read_or_refused(tmp_path: Path, recorded: list[tuple[str, Path]]) -> None:
+def test_damaged_files_of_profilers_are_read_or_refused(tmp_path, recorded):
     known, fuzz = reader.parsers(), Fuzz(share=0.4)
     for number in fuzz.rounds(at_least=len(recorded)):
         format, original = recorded[number % len(recorded)]
@@ -72,7 +68,7 @@ def test_damaged_files_of_profilers_are_read_or_refused(tmp_path: Path, recorded
     fuzz.end()
 
 
-def damaged(data: bytes, fuzz: Fuzz) -> bytes:
+def damaged(data, fuzz):
     if not data:
         return data
     is_zip = data.startswith(b"\x1f\x8b")
@@ -87,7 +83,7 @@ def damaged(data: bytes, fuzz: Fuzz) -> bytes:
 # --- commands on files of profpipe -----------------------------------------------------------------------------------
 
 
-def check(fuzz: Fuzz, format: str, words: list[str], file: Path) -> None:
+def check(fuzz, format, words, file):
     """Run a command in this process. It must end with a code of the documentation, and print text."""
     printed = io.StringIO()
     code: object = None
@@ -105,14 +101,14 @@ def check(fuzz: Fuzz, format: str, words: list[str], file: Path) -> None:
         fuzz.find(f"{format}: {words[0]}: exit code {code}, printed {text[:300]!r}", file)
 
 
-def leaves(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def leaves(node, path=()):
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for key, child in items:
         yield (*path, key)
         yield from leaves(child, (*path, key))
 
 
-def altered(document: Any, fuzz: Fuzz) -> Any:
+def altered(document, fuzz):
     """Return a copy of a JSON document with some values, or names of keys, exchanged."""
     document = json.loads(json.dumps(document))
     for _ in range(fuzz.dice.choice([1, 1, 3])):
@@ -128,7 +124,7 @@ def altered(document: Any, fuzz: Fuzz) -> Any:
     return document
 
 
-def test_damaged_pipeline_files_are_read_or_refused(tmp_path: Path) -> None:
+def test_damaged_pipeline_files_are_read_or_refused(tmp_path):
     import yaml
 
     fuzz = Fuzz(share=0.15)
@@ -145,7 +141,7 @@ def test_damaged_pipeline_files_are_read_or_refused(tmp_path: Path) -> None:
     fuzz.end()
 
 
-def test_damaged_results_folders_are_read_or_refused(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_damaged_results_folders_are_read_or_refused(tmp_path, tmp_path_factory):
     fuzz = Fuzz(share=0.25)
     made = tmp_path_factory.mktemp("made")
     with contextlib.redirect_stdout(io.StringIO()):
@@ -194,19 +190,19 @@ def test_damaged_results_folders_are_read_or_refused(tmp_path: Path, tmp_path_fa
 # --- names on pages --------------------------------------------------------------------------------------------------
 
 
-def structure(markdown: str) -> set[str]:
+def structure(markdown):
     """Return the kinds of elements that GitHub makes of a page."""
     tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(markdown)
     inline = (child for token in tokens for child in token.children or ())
     return {token.type for token in (*tokens, *inline)} - {"text", "softbreak"}
 
 
-def as_markdown(name: str) -> str:
+def as_markdown(name):
     # Charts are links to pictures, whose names come from the identifiers of sections and not from names.
     return "\n\n".join(Markdown().section(section) for section in document(name).sections)
 
 
-def test_names_on_pages_stay_text() -> None:
+def test_names_on_pages_stay_text():
     fuzz = Fuzz(share=0.2)
     plain, known = set(Elements(render("name")).names), structure(as_markdown("name"))
     for _ in fuzz.rounds(at_least=5):

@@ -1,7 +1,5 @@
 """Which GPU's rates a job is compared with. The GPUs are modelled on real ones, and NVML is a mock."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -153,7 +151,7 @@ def share_of_peak(**run):
     data.cases["params"] = '{"dtype": "fp16"}'
     machine = {"gpus": [{"name": "A"}, {"name": "B"}], "peaks": {"flops": {"fp16": 1e15}, "source": "of A"}}
     (workload,) = analyze(data, {"machine": machine, **run}).workloads
-    return workload.cases[0].of_peak_flops, workload.rates.source
+    return workload.cases[0].of_peak_flops, workload.gpu.rates.source
 
 
 def job(**entry):

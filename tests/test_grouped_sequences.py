@@ -1,7 +1,5 @@
 """The study of packed groups: its cases, its variables, and a reduced run on a CPU."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -22,19 +20,19 @@ _REDUCED = {
 _BRIEFLY = ("--set", "defaults.timing.budget_s=0.02", "--set", "defaults.timing.rounds=1")
 
 
-def _groups(listed: str) -> list[str]:
+def _groups(listed):
     """The cases of the workload ``groups`` without the implementation, each once."""
     section = listed.partition("groups: ")[2].partition("heads: ")[0].splitlines()[1:]
     return list(dict.fromkeys(line.strip().partition(",")[2] for line in section if line.strip()))
 
 
-def test_the_study_runs_dry_everywhere() -> None:
+def test_the_study_runs_dry_everywhere():
     listed = profpipe(ROOT, "run", PIPELINE, "--dry-run")
     for workload in ("single", "groups", "heads", "api_forms"):
         assert workload in listed
 
 
-def test_one_group_of_two_sequences_comes_from_the_environment_as_it_is_written() -> None:
+def test_one_group_of_two_sequences_comes_from_the_environment_as_it_is_written():
     listed = profpipe(ROOT, "list", PIPELINE, SEQLENS="128,128", QHEADS="32", KVHEADS="8")
     assert _groups(listed) == ["qheads=32,kvheads=8,head_dim=128,seqlens=128%2C128"]
     several = profpipe(ROOT, "list", PIPELINE, SEQLENS="128;128,64", KVHEADS="1,32")
@@ -45,7 +43,7 @@ def test_one_group_of_two_sequences_comes_from_the_environment_as_it_is_written(
     ]
 
 
-def test_set_gives_groups_as_the_environment_does() -> None:
+def test_set_gives_groups_as_the_environment_does():
     listed = profpipe(
         ROOT, "run", PIPELINE, "--dry-run", "-w", "groups", "-p", "plain", "--set", "seqlens=64,32", IMPLS="fa2"
     )
@@ -53,7 +51,7 @@ def test_set_gives_groups_as_the_environment_does() -> None:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory):
     """The folder of a reduced run."""
     out = tmp_path_factory.mktemp("out")
     profpipe(ROOT, "run", PIPELINE, "-p", "plain", "--out", out, *_BRIEFLY, **_REDUCED)
@@ -62,7 +60,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.exhaustive
 @pytest.mark.exhaustive
-def test_the_reduced_study_runs_on_a_cpu_and_skips_what_cannot(run: Path) -> None:
+def test_the_reduced_study_runs_on_a_cpu_and_skips_what_cannot(run):
     cases = {(row["workload"], row["case"]): (row["status"], row["reason"]) for row in rows(run / "cases.csv")}
     assert len(cases) == 4 + 4 + 2 * 3 * 2 + 2 * 2
     skipped = {key: reason for key, (status, reason) in cases.items() if status == "skipped"}
@@ -76,7 +74,7 @@ def test_the_reduced_study_runs_on_a_cpu_and_skips_what_cannot(run: Path) -> Non
 
 
 @pytest.mark.exhaustive
-def test_the_total_length_is_recorded_of_every_case_that_ran(run: Path) -> None:
+def test_the_total_length_is_recorded_of_every_case_that_ran(run):
     metrics = [row for row in rows(run / "metrics.parquet") if row["workload"] == "groups"]
     values = {(row["case"], row["metric"]): float(row["value"]) for row in metrics}
     case = "impl=sdpa_loop,qheads=4,kvheads=2,head_dim=16,seqlens=8%2C8"
@@ -88,7 +86,7 @@ def test_the_total_length_is_recorded_of_every_case_that_ran(run: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_the_report_has_one_sequence_beside_a_group_of_the_same_length(run: Path) -> None:
+def test_the_report_has_one_sequence_beside_a_group_of_the_same_length(run):
     report = read_pages(run)
     table = report.partition("### One sequence or a group of short ones")[2].partition("###")[0]
     rows = [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("| ")]
@@ -99,7 +97,7 @@ def test_the_report_has_one_sequence_beside_a_group_of_the_same_length(run: Path
 
 
 @pytest.mark.exhaustive
-def test_the_report_draws_the_rates_over_the_total_length(run: Path) -> None:
+def test_the_report_draws_the_rates_over_the_total_length(run):
     drawn = {picture.stem.removeprefix("study-") for picture in (run / "plots").glob("study-*.svg")}
     plots = ("one-sequence-or-a-group-of-short-ones", "groups-by-implementation")
     assert drawn == {f"{plot}-{value}" for plot in plots for value in ("time", "tflops", "bandwidth")}

@@ -16,10 +16,11 @@ from pathlib import Path
 import forked
 import pandas as pd
 import pytest
+from jobs import change, make_job
 
 from profpipe import plugins
 from profpipe.ingest import kernel_classes as kernels, launch_tables
-from profpipe.job import Case, Cause, Job, Missing, Status, Tool
+from profpipe.job import Case, Cause, Missing, Status, Tool
 from profpipe.profilers import ncu
 from profpipe.results import schema, store
 from profpipe.results.manifest import Manifest
@@ -32,7 +33,7 @@ ROOT = Path(__file__).parents[1]
 DATA = Path(__file__).parent / "data" / "nsys-2025.3.1"
 
 CASES = (Case("n=1", {"n": 1}), Case("n=2", {"n": 2}), Case("n=3", {"n": 3}))
-JOB = Job(
+JOB = make_job(
     workload="w", profiler="ncu", cases=CASES, folder=Path("/o/raw/w/ncu"), tool=Tool("ncu", "2025.3.1", "ncu"),
     python="python", cwd=Path("/p"), script=Path("/w.py"),
     options={"ncu": {"kernels": "guided", "top": 2, "set": "basic", "sections": [], "exclude": "nccl"}},
@@ -124,21 +125,21 @@ def test_a_case_without_a_capture_is_skipped_with_the_remedy():
 
 
 def test_a_job_whose_tool_is_missing_stays_as_it_is():
-    missing = replace(JOB, tool=Missing("ncu", "not here", "Install it."))
+    missing = change(JOB, tool=Missing("ncu", "not here", "Install it."))
     assert guided_ncu.jobs([missing], Tables(), without_launches) == [missing]
     assert guided_ncu.guide_text(missing) == ""
 
 
 def test_only_a_guided_ncu_job_waits():
     assert guided_ncu.is_guided(JOB)
-    assert not guided_ncu.is_guided(replace(JOB, options={"ncu": {"kernels": "all"}}))
-    assert not guided_ncu.is_guided(replace(JOB, profiler="nsys"))
+    assert not guided_ncu.is_guided(change(JOB, options={"ncu": {"kernels": "all"}}))
+    assert not guided_ncu.is_guided(change(JOB, profiler="nsys"))
 
 
 def filtered(pattern, exclude="nccl", invocations=(1,)):
     """(kernel names' base, what stands before, in and behind the pattern of --kernel-id)."""
-    ncu_options = {**JOB.options["ncu"], "pattern": pattern, "exclude": exclude, "invocations": list(invocations)}
-    argv = ncu.commands(replace(JOB, options={"ncu": ncu_options}))[0].argv
+    given = {"pattern": pattern, "exclude": exclude, "invocations": list(invocations)}
+    argv = ncu.commands(change(JOB, options={"ncu": {**JOB.dump_settings()["ncu"], **given}}))[0].argv
     kernel_id = argv[argv.index("--kernel-id") + 1]
     assert kernel_id.count(":") == 4, "ncu divides it by colons"
     return argv[argv.index("--kernel-name-base") + 1], kernel_id.split(":")
@@ -150,7 +151,7 @@ def test_without_single_launches_in_the_capture_the_first_launch_is_chosen():
         "case": "n=1", "kernel": "at::add_kernel<int>", "invocation": 1, "grid": "", "block": "", "alike": [],
         "launches": None, "share": None,
     }  # fmt: skip
-    own = job.options["ncu"]
+    own = job.dump_settings()["ncu"]
     base, (context, stream, operator, pattern, invocation) = filtered(own["pattern"], invocations=own["invocations"])
     assert (base, context, stream, operator, invocation) == ("demangled", "", "", "regex", "1")
     assert re.search(pattern, "void at::add_kernel<int>(int)") and not re.search(pattern, "void at::sub_kernel(int)")
@@ -206,7 +207,7 @@ def test_a_capture_is_read_once_for_all_its_cases():
 
 
 def test_a_command_is_one_iteration_outside_any_case():
-    own = replace(JOB, script=None, command=("train",), cases=CASES[:1])
+    own = change(JOB, script=None, command=("train",), cases=CASES[:1])
     launches = launched(("a", "1x1x1", 5), ("a", "1x1x1", 7), ("a", "1x1x1", 6), case="")
     (job,) = guided_ncu.jobs([own], captured(n_1={"nsys": {"a": 1}}), lambda _: launches)
     assert (chosen(job)["a"]["case"], chosen(job)["a"]["invocation"]) == ("n=1", 3)
@@ -226,8 +227,8 @@ def test_a_dry_run_names_no_launch():
 
 
 def test_template_shapes_are_not_part_of_a_pattern():
-    options = {**JOB.options["ncu"], "pattern": "a", "invocations": [1]}
-    argv = ncu.commands(replace(JOB, options={"ncu": options}))[0].argv
+    options = {**JOB.dump_settings()["ncu"], "pattern": "a", "invocations": [1]}
+    argv = ncu.commands(change(JOB, options={"ncu": options}))[0].argv
     assert "--filter-mode" not in argv, "per-launch-config takes one kernel of those launched in one shape"
 
 
@@ -293,9 +294,9 @@ def counted(path):
 
 def test_ordinals_and_shapes_are_those_that_sql_counts_in_the_last_step_of_a_real_capture(steps):
     parser = plugins.load_module(plugins.builtin_folder("parsers") / "nsys_sqlite.py")
-    options = {"ncu": {**JOB.options["ncu"], "top": 40}}
-    data = parser.parse(steps).with_columns(workload="w", profiler="nsys", source="raw/steps")
-    (job,) = guided_ncu.jobs([replace(JOB, cases=CASES[:1], options=options)], data, lambda _: parser.launches(steps))
+    options = {"ncu": {**JOB.dump_settings()["ncu"], "top": 40}}
+    data = parser.parse(steps).set_columns(workload="w", profiler="nsys", source="raw/steps")
+    (job,) = guided_ncu.jobs([change(JOB, cases=CASES[:1], options=options)], data, lambda _: parser.launches(steps))
     truth = counted(steps)
     assert sum(map(len, truth.values())) == 241 and len(chosen(job)) == len(truth)
     for name, choice in chosen(job).items():
@@ -308,7 +309,7 @@ def test_ordinals_and_shapes_are_those_that_sql_counts_in_the_last_step_of_a_rea
         assert abs(ns - middle) == min(abs(launch[2] - middle) for launch in alike)
         whole = sum(launch[2] for launch in seen)
         assert choice["share"] == pytest.approx(sum(launch[2] for launch in alike) / whole, abs=1e-4)
-    assert job.options["ncu"]["invocations"] == sorted({choice["invocation"] for choice in chosen(job).values()})
+    assert list(job.guided.invocations) == sorted({choice["invocation"] for choice in chosen(job).values()})
 
 
 # --- what ncu left out -----------------------------------------------------------------------------------------------
@@ -333,7 +334,7 @@ def test_a_kernel_that_ncu_left_out_gets_a_separate_job():
     assert chosen(again) == {"b": chosen(job)["b"]} and [case.id for case in again.cases] == ["n=1"]
     assert again.folder.parent == job.folder.parent and again.folder != job.folder
     assert guided_ncu.adds_kernels(again) and not guided_ncu.adds_kernels(job)
-    own = again.options["ncu"]
+    own = again.dump_settings()["ncu"]
     _, (*_, pattern, invocation) = filtered(own["pattern"], invocations=own["invocations"])
     assert invocation == "2" and re.search(pattern, "b(int)") and not re.search(pattern, "a(int)")
 
@@ -351,9 +352,8 @@ def test_ncu_runs_once_if_it_found_all_kernels_or_none():
 def test_the_kernels_of_a_failed_case_get_no_further_job():
     data = captured(n_1={"nsys": {"a": 300, "b": 200}})
     made = guided_ncu.jobs([JOB], data, without_launches)
-    assert [
-        job.options["ncu"]["chosen"][0]["kernel"] for job in guided_ncu.missed_kernels(made, profiled(data, "a"))
-    ] == ["b"]
+    missed = guided_ncu.missed_kernels(made, profiled(data, "a"))
+    assert [job.guided.chosen[0].kernel for job in missed] == ["b"]
     rows = [{"workload": "w", "case": "n=1", "profiler": "ncu", "status": "timeout"}]
     failed = replace(profiled(data, "a"), cases=schema.frame(schema.CASES, rows))
     assert guided_ncu.missed_kernels(made, failed) == []

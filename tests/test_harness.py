@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from profpipe.measure import harness
-from profpipe.measure.conditions import Conditions, Reading
+from profpipe.measure.conditions import GpuConditions, Reading
 
 ROOT = Path(__file__).parents[1]
 
@@ -264,7 +264,7 @@ def test_ncu_gets_one_iteration_for_it_replays_each_kernel(tmp_path):
 
 def test_clocks_under_a_profiler_are_recorded(monkeypatch):
     """NVML is a mock: there is no GPU here."""
-    seen = Conditions(tuple(Reading(mhz * 1e6, 500.0) for mhz in (1900, 1950, 1980)))
+    seen = GpuConditions(tuple(Reading(mhz * 1e6, 500.0) for mhz in (1900, 1950, 1980)))
     monkeypatch.setattr(
         harness.conditions, "monitor_device", lambda device: nullcontext(SimpleNamespace(conditions=lambda: seen))
     )
@@ -370,7 +370,7 @@ def test_a_profiled_case_is_loaded_until_the_gpu_has_the_highest_clock_of_those_
 def test_all_cases_of_a_process_share_the_clocks_of_the_gpu(monkeypatch):
     """A mock of a visit: no case is timed."""
     seen = []
-    events = SimpleNamespace(write=lambda *_, **__: None, for_case=lambda name: None)
+    events = SimpleNamespace(write=lambda *_, **__: None, bind_case=lambda name: None)
     spec = {"cases": [{"id": name, "params": {}} for name in "ab"], "warmup": 1, "repeats": 3, "options": {}}
     monkeypatch.setattr(
         harness.Worker, "visit", lambda self, case, measure: seen.append(measure.args[2].visit_clocks_hz) or True

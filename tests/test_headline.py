@@ -1,7 +1,5 @@
 """The first sentences of the page, of made-up numbers and of recorded runs. golden/headline.md holds their wording."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -25,7 +23,6 @@ from report_study import (
     texts,
 )
 
-from profpipe.analysis.findings import WorkloadFindings
 from profpipe.report.document import plain
 from profpipe.report.sections import headline
 from profpipe.results.schema import Tables
@@ -33,25 +30,25 @@ from profpipe.results.schema import Tables
 Study = tuple[Tables, Mapping[str, Any]]
 
 
-def with_baseline(impl: str, **more: Any) -> dict[str, Any]:
+def with_baseline(impl, **more):
     return {"pipeline": {"workloads": {"w": {"baseline": {"impl": impl}, **more}}}}
 
 
-def times(**ns: float) -> list[dict[str, Any]]:
+def times(**ns):
     return [metric_row(f"impl={impl}", "time", value, n=30) for impl, value in ns.items()]
 
 
-def intervals(half: float = 10.0, shape: str = "", **ns: float) -> list[dict[str, Any]]:
+def intervals(half=10.0, shape="", **ns):
     return [metric_row(f"impl={i}{shape}", "time", n, ci_low=n - half, ci_high=n + half) for i, n in ns.items()]
 
 
-def spread(impl: str, ns: float, half: float, shape: str = "") -> list[dict[str, Any]]:
+def spread(impl, ns, half, shape=""):
     case = f"impl={impl}{shape}"
     wide = metric_row(case, "time", ns, n=30, ci_low=(1 - half) * ns, ci_high=(1 + half) * ns)
     return [wide, metric_row(case, "time_p10", 0.6 * ns), metric_row(case, "time_p90", 1.3 * ns)]
 
 
-def with_errors(shapes: int, **impls: tuple[float, float | None]) -> Tables:
+def with_errors(shapes, **impls):
     """Cases of a time in ns and a relative error each; None without a comparison."""
     cases = [(f"impl={i},seqlen={n}", ns, e) for i, (ns, e) in impls.items() for n in range(1, shapes + 1)]
     metrics = [metric_row(case, "time", ns, n=30, ci_low=ns, ci_high=ns) for case, ns, _ in cases]
@@ -60,7 +57,7 @@ def with_errors(shapes: int, **impls: tuple[float, float | None]) -> Tables:
     return tables(rows, metrics=metrics)
 
 
-def in_loops(shapes: int, **paces: tuple[float, float | None]) -> Tables:
+def in_loops(shapes, **paces):
     """Cases by the time of a call and the host's time to issue it, which grows by itself with each shape."""
     cases = [(f"impl={impl},n={n}", *own) for n in range(shapes) for impl, own in paces.items()]
     rows = [case_row(case, flags=["host_bound"] if issue and issue > ns else []) for case, ns, issue in cases]
@@ -69,7 +66,7 @@ def in_loops(shapes: int, **paces: tuple[float, float | None]) -> Tables:
     return tables(rows, metrics=metrics)
 
 
-def only(study: Study) -> WorkloadFindings:
+def only(study):
     (workload,) = analyze(*study).workloads
     return workload
 
@@ -77,7 +74,7 @@ def only(study: Study) -> WorkloadFindings:
 # --- studies ---------------------------------------------------------------------------------------------------------
 
 
-def without_comparison() -> Iterator[tuple[str, Study]]:
+def without_comparison():
     yield "nothing but launches", (tables(kernels=[kernel_row("", ADD, 4, None)]), {})
     yield "all skipped", (tables([case_row("impl=a", status="skipped", reason="no GPU")]), {})
     yield "one case", (tables(metrics=[metric_row("", "time", 5e6, n=9, ci_low=4.9e6, ci_high=5.2e6)]), {})
@@ -91,7 +88,7 @@ def without_comparison() -> Iterator[tuple[str, Study]]:
     yield "five cases", (tables(metrics=[*rows, long]), {})
 
 
-def one_shape() -> Iterator[tuple[str, Study]]:
+def one_shape():
     yield "a clear win", (tables(metrics=times(a=1000.0, b=2000.0)), with_baseline("b"))
     yield "the baseline wins", (tables(metrics=times(a=1000.0, b=2000.0)), with_baseline("a"))
     yield "a tie", (tables(metrics=intervals(a=1000.0, b=1005.0)), with_baseline("b"))
@@ -112,7 +109,7 @@ def one_shape() -> Iterator[tuple[str, Study]]:
     yield "no interval", (tables(metrics=[*times(a=1000.0, b=2000.0), *ends]), with_baseline("a"))
 
 
-def several_shapes() -> Iterator[tuple[str, Study]]:
+def several_shapes():
     yield "an H200, kernel times", recorded()
     yield "an H200, measured calls", example("h200-attention")
     data, run = made_up(["a", "b", "c"], [512, 1024, 2048, 4096, 8192])
@@ -131,11 +128,11 @@ def several_shapes() -> Iterator[tuple[str, Study]]:
     yield "many winners and doubts", many_winners()
 
 
-def by_case(ns: Mapping[tuple[str, int], float]) -> Tables:
+def by_case(ns):
     return tables(metrics=[metric_row(f"impl={impl},n={n}", "time", value, n=30) for (impl, n), value in ns.items()])
 
 
-def many_winners() -> Study:
+def many_winners():
     names = [f"impl={i},n={n},mode={m}" for i in "abcdef" for n in range(1, 16) for m in ("fwd", "bwd")]
     own = {"a": range(1, 5), "b": range(5, 9), "c": (9, 10), "d": (11, 12), "e": (13,), "f": (14, 15)}
     ns = {name: 5.0 if int(name.split(",")[1][2:]) in own[name[5]] else 9.0 for name in names}
@@ -145,7 +142,7 @@ def many_winners() -> Study:
     )
 
 
-def accuracy() -> Iterator[tuple[str, Study]]:
+def accuracy():
     run = with_baseline("a", tolerance={"error_rel_l1": 0.05})
     wrong = {"a": (4000.0, 0.001), "b": (2000.0, 0.01), "c": (1000.0, 0.08)}
     yield "a fast and inaccurate case", (with_errors(1, **wrong), run)
@@ -163,7 +160,7 @@ def accuracy() -> Iterator[tuple[str, Study]]:
     yield "tied cases with larger errors", (tables(metrics=tied), run)
 
 
-def host_and_kernels() -> Iterator[tuple[str, Study]]:
+def host_and_kernels():
     fast, known, base = (1e6, 6e6), (2e6, 1e5), (9e6, 1e5)
     yield "another is fastest in a loop", (in_loops(1, a=fast, b=known, base=base), with_baseline("base"))
     yield "another is fastest in four loops", (in_loops(4, a=fast, b=known, base=base), with_baseline("base"))
@@ -179,7 +176,7 @@ def host_and_kernels() -> Iterator[tuple[str, Study]]:
     yield "an addition costs what the kernel saves", (tables((), [*kernels, add], ranges, ns), with_baseline("a"))
 
 
-def braces() -> Study:
+def braces():
     """A parameter whose value is a pair of braces."""
     rows = [
         metric_row(f"cfg={cfg},impl={i}", "time", ns, n=30, ci_low=ns, ci_high=ns)
@@ -189,7 +186,7 @@ def braces() -> Study:
     return tables(cases, metrics=rows), {}
 
 
-def with_memory(peaks: Mapping[str, float], inaccurate: str = "", workload: str = "w", **ns: float) -> Study:
+def with_memory(peaks, inaccurate="", workload="w", **ns):
     """Implementations with these peak memories in MiB and times in ns; 1 us each without times."""
     of, own = {"workload": workload}, ns or dict.fromkeys(peaks, 1e3)
     rows = [metric_row(f"impl={impl}", "peak_allocated", peak * 2**20, "byte", **of) for impl, peak in peaks.items()]
@@ -199,7 +196,7 @@ def with_memory(peaks: Mapping[str, float], inaccurate: str = "", workload: str 
     return tables([case_row(f"impl={impl}", **of) for impl in peaks], metrics=rows), run if inaccurate else {}
 
 
-def memory() -> Iterator[tuple[str, Study]]:
+def memory():
     yield "braces in the value of a parameter stay where they are", braces()
     yield "the lowest is named beside the fastest", with_memory({"a": 100, "b": 50}, a=1e3, b=2e3)
     several = {"a": 50, "b": 50.3, "c": 100, "d": 200}
@@ -210,7 +207,7 @@ def memory() -> Iterator[tuple[str, Study]]:
     yield "an inaccurate case has the lowest", with_memory({"a": 1, "b": 2, "c": 3}, "a")
 
 
-def several_workloads() -> Iterator[tuple[str, Study]]:
+def several_workloads():
     rows = [
         metric_row(f"impl={i}", "time", ns, workload=f"w{w}") for w in range(10) for i, ns in (("a", 1e3), ("b", 2e3))
     ]
@@ -224,7 +221,7 @@ GROUPS: tuple[Callable[[], Iterator[tuple[str, Study]]], ...] = (
 )  # fmt: skip
 
 
-def test_the_headline_reads_as_in_the_golden_file(regenerate: bool) -> None:
+def test_the_headline_reads_as_in_the_golden_file(regenerate):
     parts = []
     for group in GROUPS:
         parts.append(f"# {group.__name__.replace('_', ' ')}")
@@ -236,25 +233,25 @@ def test_the_headline_reads_as_in_the_golden_file(regenerate: bool) -> None:
     check_golden("headline.md", "\n\n".join(parts) + "\n", regenerate)
 
 
-def test_the_answers_of_several_workloads_read_as_in_the_golden_file(regenerate: bool) -> None:
+def test_the_answers_of_several_workloads_read_as_in_the_golden_file(regenerate):
     studies = [(name, headline.answers(analyze(*study).workloads)) for name, study in several_workloads()]
     check_studies("answers.md", studies, regenerate)
 
 
-def test_a_wrong_result_is_not_the_fastest_in_a_loop() -> None:
+def test_a_wrong_result_is_not_the_fastest_in_a_loop():
     data = in_loops(1, a=(1e6, 6e6), wrong=(2e6, 1e5), base=(9e6, 1e5))
     data.cases.loc[data.cases["case"] == "impl=wrong,n=0", "flags"] = '["inaccurate"]'
     win = headline.host_bound_win(only((data, with_baseline("base"))).shapes[0])
     assert win is not None and win.fastest.variant == "a"
 
 
-def test_a_case_without_a_host_time_is_not_the_fastest_in_a_loop() -> None:
+def test_a_case_without_a_host_time_is_not_the_fastest_in_a_loop():
     data = in_loops(1, a=(1e6, 6e6), b=(2e6, None), c=(2.5e6, 3e6), base=(9e6, 1e5))
     win = headline.host_bound_win(only((data, with_baseline("base"))).shapes[0])
     assert win is not None and (win.fastest.variant, win.share_of_fastest) == ("c", 0.5)
 
 
-def test_the_host_time_of_a_call_is_at_most_that_of_an_iteration_of_the_loop() -> None:
+def test_the_host_time_of_a_call_is_at_most_that_of_an_iteration_of_the_loop():
     data = in_loops(1, a=(1e6, 6e6), b=(3e6, 1e5))
     loop = tables(data.cases.to_dict("records"), metrics=[*data.metrics.to_dict("records"),
                                                           metric_row("impl=a,n=0", "loop_wall", 1.5e6)])  # fmt: skip
@@ -277,7 +274,7 @@ def test_the_host_time_of_a_call_is_at_most_that_of_an_iteration_of_the_loop() -
         (("forward", "forward_fp8"), None),
     ],
 )
-def test_of_parts_and_a_whole_the_answer_is_of_the_whole(parts: tuple[str, ...], whole: str | None) -> None:
+def test_of_parts_and_a_whole_the_answer_is_of_the_whole(parts, whole):
     # The whole is slower with b than with a; each part is faster.
     rows = [row for n in (1, 2) for part in parts
             for row in intervals(shape=f",what={part},n={n}", a=5e3, b=9e3 if part == parts[-1] else 1e3)]  # fmt: skip
@@ -290,6 +287,6 @@ def test_of_parts_and_a_whole_the_answer_is_of_the_whole(parts: tuple[str, ...],
     assert workload.largest and (whole is None or ("what", whole) in workload.largest.axes)
 
 
-def test_the_longest_value_is_the_whole_only_if_no_part_takes_longer() -> None:
+def test_the_longest_value_is_the_whole_only_if_no_part_takes_longer():
     rows = [row for part, ns in (("forward", 5e3), ("step", 2e3)) for row in intervals(shape=f",what={part}", a=ns)]
     assert only((tables(metrics=rows), {})).whole is None

@@ -1,7 +1,5 @@
 """The start-up hook: steps of unmodified programs, in real processes."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -635,7 +633,7 @@ def test_threads_write_whole_lines_into_one_record(tmp_path):
         time.sleep(0.01)  # other threads come to their first line meanwhile
         return {}
 
-    written = record.Record(lambda: str(tmp_path / "record.jsonl"), describe)
+    written = record.HookRecord(lambda: str(tmp_path / "record.jsonl"), describe)
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda number: written.note(f"remark {number % 20}"), range(200)))
     lines = [json.loads(line) for line in (tmp_path / "record.jsonl").read_text().splitlines()]

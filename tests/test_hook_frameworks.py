@@ -1,7 +1,5 @@
 """The start-up hook in programs that torchrun, accelerate, Hugging Face Trainer and Lightning train."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path
@@ -43,7 +41,7 @@ def test_each_process_of_torchrun_has_its_rank_and_its_steps(tmp_path):
     steps = [tables.steps for tables in done.tables]
     assert sorted(int(frame["rank"].iloc[0]) for frame in steps) == [0, 1]
     assert [len(frame) for frame in steps] == [8, 8]
-    tables = reader.combine(frame.with_columns(workload="w", case="c", profiler="plain") for frame in done.tables)
+    tables = reader.combine(frame.set_columns(workload="w", case="c", profiler="plain") for frame in done.tables)
     times = tables.metrics[tables.metrics["metric"] == "step_time"].set_index("subject")["value"]
     # Of each step the mean over the ranks, and of these the median, or the mean where they are uneven.
     walls = tables.steps[tables.steps["state"] == "steady"].groupby("step")["wall_ns"].mean()
@@ -60,6 +58,20 @@ def test_all_ranks_end_after_the_same_step_each_leaves_a_trace_and_torchrun_succ
     parsers = reader.parsers()
     ranges = [reader.parse(reader.choose(trace, parsers), trace).ranges for trace in done.traces]
     assert all(frame["range"].str.contains("profpipe.step:optimizer").any() for frame in ranges)
+
+
+def test_the_wait_for_a_late_rank_over_gloo_is_read_from_the_traces(tmp_path):
+    late = "\n    __import__('time').sleep(0.03 * dist.get_rank())\n    optimizer.zero_grad()"
+    (tmp_path / "train.py").write_text(DDP.replace("\n    optimizer.zero_grad()", late).format(iterations=40), "utf-8")
+    done = run(tmp_path, *TORCHRUN, "--nproc-per-node", "2", "train.py", profiler="torch", steps={"measure": 20})
+    assert done.returncode == 0, done.output
+    parsers = reader.parsers()
+    parsed = [reader.parse(reader.choose(trace, parsers), trace).steps for trace in done.traces]
+    waits = [steps.loc[steps["state"] == "steady", "communication_ns"].astype(float).median() / 1e6 for steps in parsed]
+    # Rank 0 waits for the 30 ms that rank 1 sleeps.
+    assert waits[0] - waits[1] == pytest.approx(30, rel=0.2)
+    columns = ["compute_ns", "communication_ns", "copy_ns", "idle_ns"]
+    assert all((steps[columns].sum(axis=1) == steps["wall_ns"]).all() for steps in parsed)
 
 
 def test_mpirun_gives_each_process_its_rank(tmp_path):
@@ -94,6 +106,7 @@ print("trained")
 """
 
 
+@pytest.mark.exhaustive
 def test_a_program_under_accelerate_launch(tmp_path):
     pytest.importorskip("accelerate")
     (tmp_path / "train.py").write_text(ACCELERATE, encoding="utf-8")
@@ -153,7 +166,7 @@ print("trained")
     ("package", "program", "profiler", "stop"),
     [
         pytest.param("transformers", TRAINER, "torch", True, id="transformers, torch"),
-        pytest.param("lightning", LIGHTNING, "plain", False, id="lightning, plain"),
+        pytest.param("lightning", LIGHTNING, "plain", False, id="lightning, plain", marks=pytest.mark.exhaustive),
         pytest.param("transformers", TRAINER, "plain", False, id="transformers, plain", marks=pytest.mark.exhaustive),
         pytest.param("lightning", LIGHTNING, "torch", True, id="lightning, torch", marks=pytest.mark.exhaustive),
     ],

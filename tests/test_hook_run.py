@@ -1,12 +1,9 @@
 """Commands under the start-up hook in whole runs: the options of the profilers, and the tables of the run."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import forked
@@ -14,39 +11,40 @@ import numpy as np
 import pandas as pd
 import pytest
 from hooked import LOOP
+from jobs import change, make_job
 from program import ROOT, profpipe, rows
 
 from profpipe.config.loader import load_pipeline
 from profpipe.errors import ConfigError
 from profpipe.ingest import attribution, launch_tables
 from profpipe.ingest.operations import Spans
-from profpipe.job import Case, Job, Tool
+from profpipe.job import Case, Tool
 from profpipe.profilers import ncu, nsys
 
 HOOKED = {"hook": True, "steps": {"warmup": 5, "measure": 20, "stop": False, "range": None, "forward": False}}
 
 
-def job_of(profiler: str, **options: object) -> Job:
+def job_of(profiler, **options):
     tool = Tool(profiler, "2025.3", f"/opt/{profiler}")
     given = {**HOOKED, "ncu": {"kernels": "all"}, **options}
-    job = Job("w", profiler, (Case("default", {}),), Path("/job"), tool, "python", Path("/"), on_gpu=True)
-    return replace(job, command=("python", "t.py"), options=given)
+    job = make_job("w", profiler, (Case("default", {}),), Path("/job"), tool, "python", Path("/"), on_gpu=True)
+    return change(job, command=("python", "t.py"), options=given)
 
 
-def test_nsys_waits_for_the_first_step_and_records_all_where_none_begins() -> None:
+def test_nsys_waits_for_the_first_step_and_records_all_where_none_begins():
     profile = nsys.commands(job_of("nsys"))[0]
     assert "--capture-range=cudaProfilerApi" in profile.argv and not profile.env
-    assert profile.otherwise is not None
-    assert not any("capture" in word for word in profile.otherwise.argv[:-4])
-    assert profile.otherwise.env == {"PROFPIPE_RECORD": "whole"}
+    assert profile.fallback is not None
+    assert not any("capture" in word for word in profile.fallback.argv[:-4])
+    assert profile.fallback.env == {"PROFPIPE_RECORD": "whole"}
 
 
-def test_nsys_records_the_whole_process_without_the_hook() -> None:
+def test_nsys_records_the_whole_process_without_the_hook():
     profile = nsys.commands(job_of("nsys", hook=False))[0]
-    assert profile.otherwise is None and not any(word.startswith("--capture") for word in profile.argv)
+    assert profile.fallback is None and not any(word.startswith("--capture") for word in profile.argv)
 
 
-def test_nsys_records_a_span_of_time_and_its_signal_is_no_failure() -> None:
+def test_nsys_records_a_span_of_time_and_its_signal_is_no_failure():
     profile = nsys.commands(job_of("nsys", capture={"after_s": 60.0, "for_s": 5.0}))[0]
     assert "--delay=60" in profile.argv and "--duration=5" in profile.argv
     assert not profile.has_failed(143, seconds=66.0) and profile.has_failed(1, seconds=3.0)
@@ -61,12 +59,12 @@ def test_nsys_records_a_span_of_time_and_its_signal_is_no_failure() -> None:
     ],
     ids=["hooked", "without hook", "guided by a whole capture"],
 )
-def test_ncu_waits_for_the_step_that_the_hook_chooses(options: dict[str, object], off: bool) -> None:
+def test_ncu_waits_for_the_step_that_the_hook_chooses(options, off):
     (command,) = ncu.commands(job_of("ncu", **options))
-    assert ("off" in command.argv) == off and (command.otherwise is not None) == off
+    assert ("off" in command.argv) == off and (command.fallback is not None) == off
 
 
-def test_launches_of_a_command_are_counted_by_step() -> None:
+def test_launches_of_a_command_are_counted_by_step():
     ranges = Spans(
         start=np.array([100, 200]),
         end=np.array([200, 300]),
@@ -80,11 +78,11 @@ def test_launches_of_a_command_are_counted_by_step() -> None:
     calls = attribution.Launches(begin, begin + 5, same, same, same.astype(bool))
     placed = attribution.attribute(ranges, calls)
     seen = {"kernel": list("abcde"), "grid": ["1x1x1"] * 5, "block": ["1x1x1"] * 5, "duration_ns": [1] * 5}
-    found = launch_tables.in_order(ranges, calls, placed, np.arange(5), pd.DataFrame(seen), begin)
+    found = launch_tables.order_launches(ranges, calls, placed, np.arange(5), pd.DataFrame(seen), begin)
     assert list(found["iteration"]) == [-1, 5, 5, 6, -1]
 
 
-def pipeline(folder: Path, program: str, **workload: object) -> Path:
+def pipeline(folder, program, **workload):
     (folder / "train.py").write_text(program, encoding="utf-8")
     given = {"command": [sys.executable, "train.py", "12"], "steps": {"warmup": 2, "measure": 4}, **workload}
     path = folder / "pipeline.yaml"
@@ -101,7 +99,7 @@ def pipeline(folder: Path, program: str, **workload: object) -> Path:
         ({"capture": {"after_s": 3}}, "capture.for_s: is missing"),
     ],
 )
-def test_a_mistake_in_the_keys_of_steps_is_named(tmp_path: Path, keys: dict[str, object], message: str) -> None:
+def test_a_mistake_in_the_keys_of_steps_is_named(tmp_path, keys, message):
     given = {name: value for name, value in keys.items() if value is not None}
     path = pipeline(tmp_path, "", **given)
     if "script" in keys:
@@ -114,7 +112,7 @@ def test_a_mistake_in_the_keys_of_steps_is_named(tmp_path: Path, keys: dict[str,
 
 
 @pytest.mark.slow
-def test_a_run_has_the_step_time_under_plain_and_the_trace_of_the_chosen_steps(tmp_path: Path) -> None:
+def test_a_run_has_the_step_time_under_plain_and_the_trace_of_the_chosen_steps(tmp_path):
     pipeline(tmp_path, LOOP, profilers=["plain", "torch"])
     profpipe(tmp_path, "run", "pipeline.yaml", "--out", "out")
     latest = tmp_path / "out" / "latest"
@@ -131,7 +129,7 @@ def test_a_run_has_the_step_time_under_plain_and_the_trace_of_the_chosen_steps(t
 
 
 @pytest.mark.slow
-def test_traces_that_the_program_writes_are_collected(tmp_path: Path) -> None:
+def test_traces_that_the_program_writes_are_collected(tmp_path):
     program = """
 import torch
 from torch.profiler import profile
@@ -148,7 +146,7 @@ own.export_chrome_trace("log/mine.json")
     assert any(row["kernel"] == "aten::cumsum" for row in rows(tmp_path / "out/latest/kernels.parquet"))
 
 
-def test_a_trace_that_cannot_be_copied_fails_its_case_and_the_others_run(tmp_path: Path) -> None:
+def test_a_trace_that_cannot_be_copied_fails_its_case_and_the_others_run(tmp_path):
     (tmp_path / "log").mkdir()
     pipeline(tmp_path, f"open('log/' + {'n' * 245!r} + '.json', 'w').write('{{}}')", profilers=["torch"], hook=False)
     given = json.loads((tmp_path / "pipeline.yaml").read_text())
@@ -163,7 +161,7 @@ def test_a_trace_that_cannot_be_copied_fails_its_case_and_the_others_run(tmp_pat
     assert ended["loop"][1].startswith("a file of collect: cannot be copied: [Errno 36] File name too long: '")
 
 
-def test_a_run_without_steps_says_why(tmp_path: Path) -> None:
+def test_a_run_without_steps_says_why(tmp_path):
     pipeline(tmp_path, "print('no torch')", profilers=["plain"])
     profpipe(tmp_path, "run", "pipeline.yaml", "--out", "out")
     log = (tmp_path / "out/latest/raw/loop/plain/log.txt").read_text(encoding="utf-8")
@@ -172,7 +170,7 @@ def test_a_run_without_steps_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_nsys_records_the_ranges_of_the_chosen_steps(tmp_path: Path, nsys_on_path: dict[str, str]) -> None:
+def test_nsys_records_the_ranges_of_the_chosen_steps(tmp_path, nsys_on_path):
     pipeline(tmp_path, LOOP, profilers=["nsys"], steps={"warmup": 2, "measure": 4, "stop": True})
     profpipe(tmp_path, "run", "pipeline.yaml", "--out", "out", **nsys_on_path)
     found = {row["range"] for row in rows(tmp_path / "out/latest/ranges.parquet")}
@@ -180,7 +178,7 @@ def test_nsys_records_the_ranges_of_the_chosen_steps(tmp_path: Path, nsys_on_pat
 
 
 @pytest.mark.slow
-def test_nsys_records_a_span_of_a_program_that_does_not_end(tmp_path: Path, nsys_on_path: dict[str, str]) -> None:
+def test_nsys_records_a_span_of_a_program_that_does_not_end(tmp_path, nsys_on_path):
     program = """
 import time
 import nvtx
@@ -196,7 +194,7 @@ for number in range(600):
     assert 10 <= int(request["instances"]) <= 40
 
 
-def test_a_program_that_ends_before_the_span_of_nsys_says_so(tmp_path: Path, nsys_on_path: dict[str, str]) -> None:
+def test_a_program_that_ends_before_the_span_of_nsys_says_so(tmp_path, nsys_on_path):
     pipeline(tmp_path, "print('short')", profilers=["nsys"], capture={"after_s": 30, "for_s": 2})
     profpipe(tmp_path, "run", "pipeline.yaml", "--out", "out", exit_code=1, **nsys_on_path)
     (case,) = rows(tmp_path / "out/latest/cases.csv")
@@ -204,7 +202,7 @@ def test_a_program_that_ends_before_the_span_of_nsys_says_so(tmp_path: Path, nsy
 
 
 @pytest.fixture
-def nsys_on_path(nsys: Path) -> dict[str, str]:
+def nsys_on_path(nsys):
     return {"PATH": os.pathsep.join([str(nsys.parent), os.environ["PATH"]])}
 
 
@@ -212,7 +210,7 @@ def nsys_on_path(nsys: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_the_trace_of_a_programs_own_profiler_is_the_capture_of_torch(tmp_path: Path) -> None:
+def test_the_trace_of_a_programs_own_profiler_is_the_capture_of_torch(tmp_path):
     profpipe(
         tmp_path, "run", "-p", "torch", "--", sys.executable, ROOT / "tests" / "data" / "reported" / "own_profiler.py"
     )
@@ -237,7 +235,7 @@ with profile(activities=[ProfilerActivity.CPU]) as own:
 
 
 @pytest.mark.slow
-def test_a_trace_that_the_program_exports_is_taken_and_stays_where_the_program_wrote_it(tmp_path: Path) -> None:
+def test_a_trace_that_the_program_exports_is_taken_and_stays_where_the_program_wrote_it(tmp_path):
     (tmp_path / "train.py").write_text(PROFILES_ITSELF + "own.export_chrome_trace('own.json.gz')\n", encoding="utf-8")
     profpipe(tmp_path, "run", "-p", "torch", "--", sys.executable, "train.py")
     (taken,) = (tmp_path / "out" / "latest" / "raw" / "train" / "torch").glob("*.pt.trace.json.gz")
@@ -247,7 +245,7 @@ def test_a_trace_that_the_program_exports_is_taken_and_stays_where_the_program_w
 
 
 @pytest.mark.slow
-def test_a_profiler_that_leaves_no_trace_is_the_reason_of_the_missing_capture(tmp_path: Path) -> None:
+def test_a_profiler_that_leaves_no_trace_is_the_reason_of_the_missing_capture(tmp_path):
     # The process ends without the end of its profiler, and without that of Python.
     program = PROFILES_ITSELF.replace("with profile", "import os\nwith profile") + "    os._exit(0)\n"
     (tmp_path / "train.py").write_text(program, encoding="utf-8")

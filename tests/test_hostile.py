@@ -1,7 +1,5 @@
 """Files of the hostile corpus are read or refused, in little time and memory. `make hostile` reads all of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -28,7 +26,7 @@ DRAWN = (
 )
 
 
-def failures(tmp_path: Path, *options: str) -> tuple[list[str], int]:
+def failures(tmp_path, *options):
     """Return the lines of failures, and the number of files."""
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "hostile.py"), *options], capture_output=True, text=True,
@@ -39,21 +37,21 @@ def failures(tmp_path: Path, *options: str) -> tuple[list[str], int]:
 
 
 @pytest.mark.slow
-def test_a_sample_of_the_corpus_is_read_or_refused(tmp_path: Path) -> None:
+def test_a_sample_of_the_corpus_is_read_or_refused(tmp_path):
     found, files = failures(tmp_path, "--small", "--seconds", str(SECONDS), "--match", "kept: |" + "|".join(DRAWN))
     assert found == [] and files > 0
 
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_the_whole_corpus_is_read_or_refused(tmp_path: Path) -> None:
+def test_the_whole_corpus_is_read_or_refused(tmp_path):
     found, files = failures(tmp_path)
     assert found == [] and files >= 1_500
 
 
 @pytest.mark.parametrize("field", ["device", "stream", "correlation"])
 @pytest.mark.parametrize("number", [-3, 2**63 - 1, 1e30])
-def test_a_number_that_no_device_has_is_unknown(tmp_path: Path, field: str, number: float) -> None:
+def test_a_number_that_no_device_has_is_unknown(tmp_path, field, number):
     events = [
         {"ph": "X", "cat": "kernel", "name": "k", "ts": 100.0 * i, "dur": 5.0, "pid": 0, "tid": 7,
          "args": {"device": 0, "stream": 7, "correlation": i + 1, **({field: number} if i == 5 else {})}}
@@ -69,7 +67,7 @@ def test_a_number_that_no_device_has_is_unknown(tmp_path: Path, field: str, numb
     assert field == "correlation" or sorted(kernels[field].dropna()) == [7 if field == "stream" else 0]
 
 
-def test_a_file_without_a_size_is_never_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_without_a_size_is_never_waited_for(tmp_path, capsys):
     """Such as /proc/kmsg, which root may read."""
     (tmp_path / "capture.json").symlink_to("/proc/self/status")
     os.mkfifo(tmp_path / "pipe.json")
@@ -79,9 +77,7 @@ def test_a_file_without_a_size_is_never_waited_for(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
-def test_too_little_memory_is_said_in_a_sentence(
-    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_too_little_memory_is_said_in_a_sentence(error, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(store, "load", lambda folder: (_ for _ in ()).throw(error))
     (tmp_path / "run.json").write_text("{}")
     assert cli.main(["report", str(tmp_path)]) == 1

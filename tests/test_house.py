@@ -1,7 +1,5 @@
 """The size of the code and the words of its names do not grow unnoticed (benchmarks/house.py)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.slow
-def test_no_figure_of_the_house_is_above_its_bound() -> None:
+def test_no_figure_of_the_house_is_above_its_bound():
     house = plugins.load_module(ROOT / "benchmarks" / "house.py")
     figures = house.figures(ROOT)
     assert house.BOUNDS.keys() <= figures.keys()

@@ -1,10 +1,6 @@
 """report.html in a real browser without a network: it loads, nothing of it fails, and one can look into a run."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from browsers import chromium
@@ -16,7 +12,7 @@ from test_html import HOSTILE, render
 from profpipe.analysis import analyze, history, pairs
 from profpipe.commands import rendering
 from profpipe.report import charts, html_page as report
-from profpipe.report.document import Cell, Code, Document, Section, Table, count, label, words
+from profpipe.report.document import Code, Document, Section, TableBlock, TableCell, count, label, words
 from profpipe.report.render import build, build_pairs
 from profpipe.report.sections import history as history_section
 from profpipe.report.text import write_text
@@ -42,7 +38,7 @@ LOCAL = ("file:", "about:")
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser():
     path = chromium()
     if path is None:
         pytest.skip("no Chromium here: run `.ci/chromium`, or set PROFPIPE_TEST_CHROMIUM to one")
@@ -53,11 +49,11 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def new_page(browser: Any) -> Iterator[Callable[..., Any]]:
+def new_page(browser):
     """Make pages without a network. A message of the console, an error or a request fails the test."""
     contexts, problems = [], []
 
-    def make(**options: Any) -> Any:
+    def make(**options):
         context = browser.new_context(offline=True, **{"viewport": {"width": 1280, "height": 900}, **options})
         contexts.append(context)
         page = context.new_page()
@@ -75,10 +71,10 @@ def new_page(browser: Any) -> Iterator[Callable[..., Any]]:
 
 
 @pytest.fixture(scope="module")
-def documents() -> Callable[[str], Document]:
+def documents():
     made: dict[str, Document] = {}
 
-    def document(example: str) -> Document:
+    def document(example):
         if example not in made:
             data, run = store.load(ROOT / "examples" / example)
             made[example] = build(analyze.analyze(data, run), data, run)
@@ -88,23 +84,23 @@ def documents() -> Callable[[str], Document]:
 
 
 @pytest.fixture(scope="module")
-def reports(documents: Callable[[str], Document], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def reports(documents, tmp_path_factory):
     folder = tmp_path_factory.mktemp("reports")
 
-    def path(example: str) -> Path:
+    def path(example):
         made = folder / f"{example}.html"
         if not made.exists():
-            made.write_text(report.render(documents(example), rendering.find_templates().page), encoding="utf-8")
+            made.write_text(report.render(documents(example), rendering.find_templates()), encoding="utf-8")
         return made
 
     return path
 
 
-def address(path: Path, place: str = "") -> str:
+def address(path, place=""):
     return f"{path.as_uri()}{f'#{place}' if place else ''}"
 
 
-def texts(page: Any, selector: str) -> list[str]:
+def texts(page, selector):
     found: list[str] = page.locator(selector).all_inner_texts()
     return found
 
@@ -113,9 +109,7 @@ def texts(page: Any, selector: str) -> list[str]:
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_the_page_of_an_example_is_small_and_loads(
-    example: str, reports: Callable[[str], Path], new_page: Callable[..., Any]
-) -> None:
+def test_the_page_of_an_example_is_small_and_loads(example, reports, new_page):
     path, page = reports(example), new_page()
     assert path.stat().st_size <= MOST_BYTES
     page.goto(address(path))
@@ -136,13 +130,11 @@ AXE = """async (source) => {
     ("own_program", "dark", ""),
     ("own_program", "light", "case-gpt-compile=true"),
 ])  # fmt: skip
-def test_axe_finds_no_serious_violation(
-    example: str, scheme: str, place: str, reports: Callable[[str], Path], new_page: Callable[..., Any]
-) -> None:
+def test_axe_finds_no_serious_violation(example, scheme, place, reports, new_page):
     assert violations(new_page, address(reports(example), place), scheme) == []
 
 
-def test_axe_finds_no_serious_violation_in_verdicts_and_courses(tmp_path: Path, new_page: Callable[..., Any]) -> None:
+def test_axe_finds_no_serious_violation_in_verdicts_and_courses(tmp_path, new_page):
     data, run = tables_of(FOUR), run_of(2)
     entries = [entry(number) for number in range(12, 0, -1)]
     courses = history.analyze(entries, changed(), lambda *_: {})
@@ -151,11 +143,11 @@ def test_axe_finds_no_serious_violation_in_verdicts_and_courses(tmp_path: Path, 
         "profpipe.html": history_section.document(courses, "out", lambda run: f"{run}/report.html"),
     }
     for name, document in documents.items():
-        (tmp_path / name).write_text(report.render(document, rendering.find_templates().page), encoding="utf-8")
+        (tmp_path / name).write_text(report.render(document, rendering.find_templates()), encoding="utf-8")
         assert violations(new_page, address(tmp_path / name), "light") == []
 
 
-def violations(new_page: Callable[..., Any], url: str, scheme: str) -> list[str]:
+def violations(new_page, url, scheme):
     """Serious violations that axe finds in a page."""
     axe = pytest.importorskip("axe_playwright_python", reason="no axe-core: run `make setup`")
     # The policy of the page allows no further script, so this one is not of the page.
@@ -169,7 +161,7 @@ def violations(new_page: Callable[..., Any], url: str, scheme: str) -> list[str]
 # --- figures ---------------------------------------------------------------------------------------------------------
 
 
-def shown_table(table: Table) -> list[list[str]]:
+def shown_table(table):
     """The cells of a table as a page shows them, without notes and flags."""
     return [
         [cell.number(column) or write_text(cell.text) for cell, column in zip(row, table.columns, strict=True)]
@@ -182,10 +174,7 @@ def shown_table(table: Table) -> list[list[str]]:
     ("h200-attention", "attention", "limits"),
     ("own_program", "gpt", "steps"),
 ])  # fmt: skip
-def test_the_figures_are_those_of_the_tables(
-    example: str, workload: str, section: str, documents: Callable[[str], Document], reports: Callable[[str], Path],
-    new_page: Callable[..., Any],
-) -> None:  # fmt: skip
+def test_the_figures_are_those_of_the_tables(example, workload, section, documents, reports, new_page):
     page = new_page()
     page.goto(address(reports(example)))
     own = documents(example).section(section, workload)
@@ -202,7 +191,7 @@ def test_the_figures_are_those_of_the_tables(
 
 
 @pytest.fixture
-def attention(reports: Callable[[str], Path], new_page: Callable[..., Any]) -> Any:
+def attention(reports, new_page):
     page = new_page()
     page.goto(address(reports("h200-attention")))
     page.evaluate("for (const fold of document.querySelectorAll('details.fold')) fold.open = true")
@@ -212,8 +201,8 @@ def attention(reports: Callable[[str], Path], new_page: Callable[..., Any]) -> A
 TIMES = "#attention-times table"
 
 
-def test_a_table_is_sorted_by_its_numbers_in_both_directions_and_back(attention: Any) -> None:
-    def column() -> list[float]:
+def test_a_table_is_sorted_by_its_numbers_in_both_directions_and_back(attention):
+    def column():
         return [float(text) for text in texts(attention, f"{TIMES} tbody tr td:nth-child(4)")]
 
     head = attention.locator(f"{TIMES} thead button", has_text="time")
@@ -228,7 +217,7 @@ def test_a_table_is_sorted_by_its_numbers_in_both_directions_and_back(attention:
     assert column() == before
 
 
-def test_a_table_shows_the_rows_that_have_all_words_of_the_filter(attention: Any) -> None:
+def test_a_table_shows_the_rows_that_have_all_words_of_the_filter(attention):
     field = attention.locator("#attention-cases input[data-filter]").first
     rows = f"#attention-cases table#{field.get_attribute('data-filter')} tbody tr:visible"
     before = attention.locator(rows).count()
@@ -237,7 +226,7 @@ def test_a_table_shows_the_rows_that_have_all_words_of_the_filter(attention: Any
     assert 0 < len(shown) < before and all("fwd_bwd" in row and "8192" in row for row in shown)
 
 
-def test_a_case_is_opened_from_a_table_and_closed_by_the_keyboard(attention: Any) -> None:
+def test_a_case_is_opened_from_a_table_and_closed_by_the_keyboard(attention):
     attention.locator(f"{TIMES} a", has_text="xformers").first.click()
     dialog = attention.locator("dialog[open]")
     assert dialog.locator("h2").inner_text() == "mode fwd, seqlen 8192, xformers"
@@ -248,7 +237,7 @@ def test_a_case_is_opened_from_a_table_and_closed_by_the_keyboard(attention: Any
     assert "case-" not in attention.evaluate("location.hash")
 
 
-def test_a_case_is_opened_from_its_point_and_the_way_back_closes_it(attention: Any) -> None:
+def test_a_case_is_opened_from_its_point_and_the_way_back_closes_it(attention):
     mark = attention.locator("#attention-explorer .option:visible svg .mark[data-case]").last
     mark.scroll_into_view_if_needed()
     mark.hover()
@@ -259,7 +248,7 @@ def test_a_case_is_opened_from_its_point_and_the_way_back_closes_it(attention: A
     attention.locator("dialog[open]").wait_for(state="detached")
 
 
-def test_the_chart_follows_the_quantity_the_profiler_and_the_view(attention: Any) -> None:
+def test_the_chart_follows_the_quantity_the_profiler_and_the_view(attention):
     choice = attention.locator("#attention-explorer .choice").first
     assert choice.locator(".option:visible").count() == 1
     first = choice.locator("figcaption:visible").inner_text()
@@ -270,7 +259,7 @@ def test_the_chart_follows_the_quantity_the_profiler_and_the_view(attention: Any
     assert "ncu" in choice.locator("figcaption:visible").inner_text()
 
 
-def test_a_series_is_highlighted_in_every_chart_that_has_it(attention: Any) -> None:
+def test_a_series_is_highlighted_in_every_chart_that_has_it(attention):
     choice = attention.locator("#attention-headline figure")
     choice.locator(".legend button", has_text="fa2").click()
     series = choice.locator("svg.plot .series")
@@ -280,7 +269,7 @@ def test_a_series_is_highlighted_in_every_chart_that_has_it(attention: Any) -> N
     assert choice.locator(".legend button[aria-pressed=true]").inner_text() == "fa2"
 
 
-def test_an_address_brings_back_the_whole_view(attention: Any, new_page: Callable[..., Any]) -> None:
+def test_an_address_brings_back_the_whole_view(attention, new_page):
     attention.locator("#theme").select_option("dark")
     attention.locator(f"{TIMES} thead button", has_text="time").click()
     choice = attention.locator("#attention-explorer .choice").first
@@ -298,7 +287,7 @@ def test_an_address_brings_back_the_whole_view(attention: Any, new_page: Callabl
     assert other.locator(".legend button[aria-pressed=true]").count() > 0
 
 
-def test_a_link_opens_the_section_that_is_folded(reports: Callable[[str], Path], new_page: Callable[..., Any]) -> None:
+def test_a_link_opens_the_section_that_is_folded(reports, new_page):
     page = new_page()
     page.goto(address(reports("h200-attention")))
     assert page.locator("#attention-cases table:visible").count() == 0
@@ -316,9 +305,7 @@ WRONG = (
 )
 
 
-def test_an_address_that_says_nothing_shows_the_page(
-    reports: Callable[[str], Path], new_page: Callable[..., Any]
-) -> None:
+def test_an_address_that_says_nothing_shows_the_page(reports, new_page):
     page = new_page()
     for place in WRONG:
         page.goto("about:blank")
@@ -326,7 +313,7 @@ def test_an_address_that_says_nothing_shows_the_page(
         assert page.locator("main h2:visible").count() > 5
 
 
-def test_one_workload_can_be_chosen(reports: Callable[[str], Path], new_page: Callable[..., Any]) -> None:
+def test_one_workload_can_be_chosen(reports, new_page):
     page = new_page()
     page.goto(address(reports("own_program")))
     page.locator("#workload").select_option("trainer")
@@ -337,10 +324,8 @@ def test_one_workload_can_be_chosen(reports: Callable[[str], Path], new_page: Ca
 # --- colours, sizes, without a script --------------------------------------------------------------------------------
 
 
-def test_the_colours_are_those_of_the_system_until_one_is_chosen(
-    reports: Callable[[str], Path], new_page: Callable[..., Any]
-) -> None:
-    def background(page: Any) -> str:
+def test_the_colours_are_those_of_the_system_until_one_is_chosen(reports, new_page):
+    def background(page):
         return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
 
     light, dark = new_page(color_scheme="light"), new_page(color_scheme="dark")
@@ -354,9 +339,7 @@ def test_the_colours_are_those_of_the_system_until_one_is_chosen(
 @pytest.mark.parametrize(("scheme", "colours"), [
     ("light", ["rgb(255, 255, 255)", "rgb(22, 25, 31)"]), ("dark", ["rgb(23, 27, 33)", "rgb(232, 235, 239)"]),
 ])  # fmt: skip
-def test_a_picture_of_the_summary_follows_the_scheme_of_colours(
-    tmp_path: Path, new_page: Callable[..., Any], documents: Callable[[str], Document], scheme: str, colours: list[str]
-) -> None:
+def test_a_picture_of_the_summary_follows_the_scheme_of_colours(tmp_path, new_page, documents, scheme, colours):
     charts.write_files(documents("own_program"), tmp_path)
     files = sorted(tmp_path.glob("plots/*-step.svg"))
     page = new_page(color_scheme=scheme)
@@ -369,9 +352,7 @@ def test_a_picture_of_the_summary_follows_the_scheme_of_colours(
     assert len(files) == 5
 
 
-def test_a_phone_shows_the_page_without_scrolling_to_the_side(
-    reports: Callable[[str], Path], new_page: Callable[..., Any]
-) -> None:
+def test_a_phone_shows_the_page_without_scrolling_to_the_side(reports, new_page):
     page = new_page(viewport={"width": 375, "height": 700})
     page.goto(address(reports("h200-attention")))
     assert page.evaluate("document.documentElement.scrollWidth") == 375
@@ -379,28 +360,26 @@ def test_a_phone_shows_the_page_without_scrolling_to_the_side(
     assert page.locator("dialog[open]").evaluate("d => d.scrollWidth <= d.clientWidth")
 
 
-def test_long_names_break_before_a_table_is_wider_than_the_page(tmp_path: Path, new_page: Callable[..., Any]) -> None:
+def test_long_names_break_before_a_table_is_wider_than_the_page(tmp_path, new_page):
     names = (label("kernel"), *(count(f"figure {i}") for i in range(7)), words("exchanged for"))
-    name = Cell(text=Code("sm90_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize256x128x8_cublas"))
-    table = Table("kernels", names, ((name, *(Cell(123456.0) for _ in range(7)), name),))
+    name = TableCell(text=Code("sm90_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize256x128x8_cublas"))
+    table = TableBlock("kernels", names, ((name, *(TableCell(123456.0) for _ in range(7)), name),))
     path = tmp_path / "page.html"
     made = Document("names", (Section("kernels", "Kernels", (table,)),))
-    path.write_text(report.render(made, rendering.find_templates().page), encoding="utf-8")
+    path.write_text(report.render(made, rendering.find_templates()), encoding="utf-8")
     page = new_page(viewport={"width": 1200, "height": 900})
     page.goto(address(path))
     assert page.locator(".scroll").evaluate("each => each.scrollWidth <= each.clientWidth")
     assert page.locator("tbody th").evaluate("cell => cell.clientWidth") > LEAST_NAME_PX
 
 
-def test_the_printed_page_has_all_charts_and_no_controls(attention: Any) -> None:
+def test_the_printed_page_has_all_charts_and_no_controls(attention):
     attention.emulate_media(media="print")
     assert attention.locator("nav:visible, select:visible, input:visible").count() == 0
     assert attention.locator("main svg.plot:visible").count() > 0
 
 
-def test_without_a_script_every_chart_and_every_case_can_be_read(
-    reports: Callable[[str], Path], new_page: Callable[..., Any]
-) -> None:
+def test_without_a_script_every_chart_and_every_case_can_be_read(reports, new_page):
     page = new_page(java_script_enabled=False)
     page.goto(address(reports("h200-attention")))
     page.locator("#attention-explorer > .fold > summary").click()
@@ -414,7 +393,7 @@ def test_without_a_script_every_chart_and_every_case_can_be_read(
 
 
 @pytest.mark.parametrize("names", [HOSTILE[::4], pytest.param(HOSTILE, marks=pytest.mark.exhaustive)], ids=len)
-def test_a_hostile_text_runs_nothing(tmp_path: Path, new_page: Callable[..., Any], names: Sequence[str]) -> None:
+def test_a_hostile_text_runs_nothing(tmp_path, new_page, names):
     page = new_page()
     for number, name in enumerate(names):
         path = tmp_path / f"{number}.html"

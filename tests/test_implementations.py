@@ -4,11 +4,8 @@ No package of attention is here, and no GPU: packages with the interface that is
 say what they were called with.
 """
 
-from __future__ import annotations
-
 import math
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +36,7 @@ def {name}(q, k, v, **options):
 
 
 @pytest.fixture(autouse=True)
-def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _on_the_cpu(monkeypatch):
     monkeypatch.setattr(attention_config, "device", lambda: "cpu")
     before = set(sys.modules)
     packages = {row.package.split(".")[0] for row in implementations.IMPLEMENTATIONS.values()}
@@ -49,7 +46,7 @@ def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             del sys.modules[name]
 
 
-def _package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, version: str = "") -> None:
+def _package(tmp_path, monkeypatch, name, text, version=""):
     """Puts a module ``name`` within reach, with the metadata of an installed distribution where it has a version."""
     path = tmp_path.joinpath(*name.split(".")).with_suffix(".py")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,11 +58,11 @@ def _package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: s
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def _without_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+def _without_trial(monkeypatch):
     monkeypatch.setattr(requirements, "trial_error", lambda *_: None)
 
 
-def _called(impl: str, **params: Any) -> dict[str, Any]:
+def _called(impl, **params):
     """The options that the stand-in for ``impl`` was called with."""
     (out,) = attention.build({**SMALL, "impl": impl, "dtype": "fp16", **params})()
     assert out.shape in ((2, 4, 40, 16), (2, 40, 4, 16))
@@ -80,13 +77,13 @@ def _called(impl: str, **params: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("result", ["q", "(q, None)"])
 @pytest.mark.parametrize(("impl", "module"), [("fa3", "flash_attn_interface"), ("fa4", "flash_attn.cute")])
 def test_flash_attention_3_and_4_may_return_the_log_sum_exp_with_the_output(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, impl: str, module: str, result: str
-) -> None:
+    tmp_path, monkeypatch, impl, module, result
+):
     _package(tmp_path, monkeypatch, module, RECORDING.format(name="flash_attn_func", result=result))
     assert _called(impl, causal=True) == {"causal": True}
 
 
-def test_sage1_is_the_whole_of_1_x_and_one_kernel_of_2_x(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sage1_is_the_whole_of_1_x_and_one_kernel_of_2_x(tmp_path, monkeypatch):
     kept = RECORDING.format(name="sageattn_qk_int8_pv_fp16_triton", result="q")
     _package(tmp_path, monkeypatch, "sageattention", kept + "def sageattn(q, k, v, **options): raise TypeError\n")
     assert _called("sage1") == {"tensor_layout": "HND", "is_causal": False}
@@ -106,19 +103,14 @@ def test_sage1_is_the_whole_of_1_x_and_one_kernel_of_2_x(tmp_path: Path, monkeyp
     ],
 )
 def test_sparge_takes_the_function_for_its_thresholds_and_its_own_defaults_for_the_rest(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    impl: str,
-    thresholds: dict[str, float],
-    function: str,
-    given: dict[str, float] | None,
-) -> None:
+    tmp_path, monkeypatch, impl, thresholds, function, given
+):
     _package(tmp_path, monkeypatch, "spas_sage_attn", RECORDING.format(name=function, result="q"))
     expected = thresholds if given is None else given
     assert _called(impl, **thresholds) == {"tensor_layout": "HND", "is_causal": False, **expected}
 
 
-def test_sparge_says_how_much_it_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sparge_says_how_much_it_left_out(tmp_path, monkeypatch):
     name = "spas_sage2_attn_meansim_topk_cuda"
     _package(tmp_path, monkeypatch, "spas_sage_attn", RECORDING.format(name=name, result="(q, 0.75)"))
     params = {**SMALL, "impl": "sparge_fp8", "dtype": "fp16"}
@@ -128,9 +120,7 @@ def test_sparge_says_how_much_it_left_out(tmp_path: Path, monkeypatch: pytest.Mo
     assert attention.facts({**params, "topk": 0.2})["sparsity_requested"] == (80.0, "%")
 
 
-def test_sliding_tiles_are_those_of_a_video_whose_length_the_sequence_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sliding_tiles_are_those_of_a_video_whose_length_the_sequence_has(tmp_path, monkeypatch):
     """The stand-in for the package notes its call and gives q back."""
     text = "calls = []\ndef sliding_tile_attention(q, *given):\n    calls.append(given[2:])\n    return q\n"
     _package(tmp_path, monkeypatch, "fastvideo_kernel", text)
@@ -141,7 +131,7 @@ def test_sliding_tiles_are_those_of_a_video_whose_length_the_sequence_has(
     assert attention.facts(params)["sparsity"] == (85.0, "%")
 
 
-def test_sliding_tile_attention_says_which_lengths_it_takes_and_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sliding_tile_attention_says_which_lengths_it_takes_and_how_to_get_it(monkeypatch):
     short, fitting = {"impl": "sta", "seqlen": 17776}, {"impl": "sta", "seqlen": 82944, "dtype": "bf16"}
     assert attention.available(short) == (
         "sta takes 69120 or 82944 tokens and no others, not 17776. Change seqlen. pip install fastvideo-kernel."
@@ -157,10 +147,10 @@ def test_sliding_tile_attention_says_which_lengths_it_takes_and_how_to_get_it(mo
     assert attention.available(fitting) == "fastvideo_kernel is not installed. pip install fastvideo-kernel."
 
 
-def test_fixed_lengths_are_tried_with_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fixed_lengths_are_tried_with_one_of_them(monkeypatch):
     tried: list[tuple[int, int]] = []
 
-    def prepare(setting: Any) -> Any:
+    def prepare(setting):
         tried.append((setting.batch, setting.seqlen))
         return implementations.sdpa("math")(setting)
 
@@ -170,16 +160,14 @@ def test_fixed_lengths_are_tried_with_one_of_them(monkeypatch: pytest.MonkeyPatc
     assert tried == [(1, 500)]
 
 
-def test_dense_implementations_have_no_sparsity() -> None:
+def test_dense_implementations_have_no_sparsity():
     assert attention.facts({**SMALL, "impl": "sdpa_math"}) == {}
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(("causal", "queries"), [(False, 0), (True, 0), (True, 9), (True, 1)])
 @pytest.mark.parametrize("kv_heads", [0, 2])
-def test_the_block_mask_of_flex_lets_the_last_query_see_every_key(
-    monkeypatch: pytest.MonkeyPatch, causal: bool, queries: int, kv_heads: int
-) -> None:
+def test_the_block_mask_of_flex_lets_the_last_query_see_every_key(monkeypatch, causal, queries, kv_heads):
     """Uncompiled, which needs no compiler and computes the same."""
     pytest.importorskip("torch.nn.attention.flex_attention")
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
@@ -189,13 +177,13 @@ def test_the_block_mask_of_flex_lets_the_last_query_see_every_key(
     assert attention.check(params)["error_max"] < 1e-5
 
 
-def _compile_nothing_inside_flex_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+def _compile_nothing_inside_flex_attention(monkeypatch):
     """Without its own torch.compile it takes the path that it has for debugging."""
     module = sys.modules["torch.nn.attention.flex_attention"]
     monkeypatch.setattr(module, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True, raising=False)
 
 
-def test_each_setting_of_flex_is_compiled_once_and_counts_against_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_setting_of_flex_is_compiled_once_and_counts_against_no_other(monkeypatch):
     """A function replaces FlexAttention: the test is about torch.compile's cache."""
     module = pytest.importorskip("torch.nn.attention.flex_attention")
     monkeypatch.setattr(module, "flex_attention", lambda q, k, v, **_: q + k + v)
@@ -214,15 +202,15 @@ def test_each_setting_of_flex_is_compiled_once_and_counts_against_no_other(monke
     assert len(graphs) == 12
 
 
-def _counting(graphs: list[Any]) -> Any:
-    def backend(graph: Any, example: Any) -> Any:
+def _counting(graphs):
+    def backend(graph, example):
         graphs.append(graph)
         return graph.forward
 
     return backend
 
 
-def test_flex_keeps_no_buffer_for_reuse_where_the_backward_pass_runs_again() -> None:
+def test_flex_keeps_no_buffer_for_reuse_where_the_backward_pass_runs_again():
     functorch = pytest.importorskip("torch._functorch.config")
     if not hasattr(functorch, "donated_buffer"):
         pytest.skip("this torch donates no buffers")
@@ -246,23 +234,19 @@ def test_flex_keeps_no_buffer_for_reuse_where_the_backward_pass_runs_again() -> 
         ("sparge_fp8", "spas_sage_attn is not installed. pip install ninja einops && git clone https://github.com/t"),
     ],
 )
-def test_each_package_is_named_with_the_command_that_gets_it(
-    monkeypatch: pytest.MonkeyPatch, impl: str, reason: str
-) -> None:
+def test_each_package_is_named_with_the_command_that_gets_it(monkeypatch, impl, reason):
     pretend_cuda(monkeypatch)
     assert attention.available({"impl": impl}).startswith(reason)
 
 
-def test_what_is_built_from_source_is_built_for_the_gpu_that_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_built_from_source_is_built_for_the_gpu_that_is_here(monkeypatch):
     pretend_cuda(monkeypatch, capability=(8, 9))
     for impl in ("sage2", "sparge_fp16", "sparge_fp8"):
         assert "TORCH_CUDA_ARCH_LIST=8.9 python setup.py install" in attention.available({"impl": impl})
 
 
 @pytest.mark.parametrize(("version", "available"), [("1.0.6", False), ("2.2.0", True)])
-def test_sage2_needs_2_x_and_says_what_is_there_instead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, available: bool
-) -> None:
+def test_sage2_needs_2_x_and_says_what_is_there_instead(tmp_path, monkeypatch, version, available):
     pretend_cuda(monkeypatch)
     _without_trial(monkeypatch)
     _package(tmp_path, monkeypatch, "sageattention", "", version)
@@ -272,14 +256,14 @@ def test_sage2_needs_2_x_and_says_what_is_there_instead(
     assert attention.available({"impl": "sage1"}) is None
 
 
-def test_a_package_that_lacks_another_names_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_lacks_another_names_that(tmp_path, monkeypatch):
     pretend_cuda(monkeypatch)
     _package(tmp_path, monkeypatch, "spas_sage_attn", "import einops_that_is_not_here\n")
     reason = attention.available({"impl": "sparge_fp16"})
     assert reason.startswith("spas_sage_attn is installed and lacks einops_that_is_not_here. Install that, or spas_")
 
 
-def test_a_build_without_the_needed_function_rejects_the_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_without_the_needed_function_rejects_the_case(tmp_path, monkeypatch):
     pretend_cuda(monkeypatch)
     _package(tmp_path, monkeypatch, "spas_sage_attn", "")
     monkeypatch.setattr(requirements, "call_once", lambda setting, row: row.prepare(setting))
@@ -290,10 +274,10 @@ def test_a_build_without_the_needed_function_rejects_the_case(tmp_path: Path, mo
     assert reason.endswith("or use another build of spas_sage_attn.")
 
 
-def test_an_implementation_whose_first_query_sees_later_keys_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_implementation_whose_first_query_sees_later_keys_is_refused(monkeypatch):
     """SpargeAttn 0.1.0 with fp8 passes its kernel no causal mask."""
 
-    def prepare(setting: Any) -> Any:
+    def prepare(setting):
         exact = implementations.sdpa("math")
         return exact(setting.__class__(**{**vars(setting), "causal": False}))
 
@@ -309,10 +293,10 @@ def test_an_implementation_whose_first_query_sees_later_keys_is_refused(monkeypa
     assert attention.available({**params, "impl": "sdpa_math", "causal": True, "kv_heads": 2}) is None
 
 
-def test_a_sweep_over_lengths_asks_an_implementation_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_over_lengths_asks_an_implementation_once(monkeypatch):
     tried: list[int] = []
 
-    def prepare(setting: Any) -> Any:
+    def prepare(setting):
         tried.append(setting.seqlen)
         return implementations.sdpa("math")(setting)
 
@@ -328,7 +312,7 @@ def test_a_sweep_over_lengths_asks_an_implementation_once(monkeypatch: pytest.Mo
     assert tried == [500]
 
 
-def test_the_small_call_has_fewer_queries_than_keys_where_the_case_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_small_call_has_fewer_queries_than_keys_where_the_case_has(monkeypatch):
     for queries, seqlen in ((1, 8192), (128, 8192), (300, 500)):
         small = requirements.shorten(
             attention_config.AttentionConfig(impl="fa2", **{**SMALL, "seqlen": seqlen, "queries": queries})
@@ -342,23 +326,23 @@ def test_the_small_call_has_fewer_queries_than_keys_where_the_case_has(monkeypat
 # --- what they are given ---------------------------------------------------------------------------------------------
 
 
-def _local(**params: Any) -> list[Any]:
+def _local(**params):
     shape = {"batch": 1, "seqlen": 1000, "heads": 4, "head_dim": 32, "dtype": "fp32", **params}
     return attention_config.draw(attention_config.AttentionConfig(impl="sdpa_math", inputs="local", **shape))
 
 
-def test_local_tokens_have_the_size_of_normal_ones() -> None:
+def test_local_tokens_have_the_size_of_normal_ones():
     for tensor in _local(batch=2, mode="fwd_bwd"):
         assert tensor.shape == (2, 1000, 4, 32)
         assert tensor.std().item() == pytest.approx(1, abs=0.05)
         assert abs(tensor.mean().item()) < 0.05
 
 
-def test_local_tokens_resemble_their_neighbours_in_the_row_the_frame_and_in_time() -> None:
+def test_local_tokens_resemble_their_neighbours_in_the_row_the_frame_and_in_time():
     q, k, *_ = _local()
     similarity = torch.nn.functional.cosine_similarity
 
-    def alike(distance: int) -> float:
+    def alike(distance):
         return similarity(q[:, 0], k[:, distance], dim=-1).mean().item()
 
     row, frame, time, far = (alike(distance) for distance in (1, 10, 100, 999))
@@ -369,8 +353,8 @@ def test_local_tokens_resemble_their_neighbours_in_the_row_the_frame_and_in_time
     assert narrow < wide
 
 
-def test_local_attention_is_concentrated_where_normal_attention_is_not() -> None:
-    def largest_share(kind: str) -> float:
+def test_local_attention_is_concentrated_where_normal_attention_is_not():
+    def largest_share(kind):
         """Of the softmax, in the tenth of the keys that weigh most; the mean over queries and heads."""
         case = attention_config.AttentionConfig(
             impl="sdpa_math", batch=1, seqlen=1000, heads=4, head_dim=128, dtype="fp32", inputs=kind
@@ -382,7 +366,7 @@ def test_local_attention_is_concentrated_where_normal_attention_is_not() -> None
     assert largest_share("normal") < 0.45 < 0.7 < largest_share("local")
 
 
-def test_local_queries_of_a_group_stand_where_their_keys_do_and_fewer_of_them_are_the_last() -> None:
+def test_local_queries_of_a_group_stand_where_their_keys_do_and_fewer_of_them_are_the_last():
     q, k, _ = _local(kv_heads=2, queries=10)
     assert q.shape == (1, 10, 4, 32)
     alike = torch.nn.functional.cosine_similarity(q, k[:, -10:].repeat_interleave(2, dim=2), dim=-1)
@@ -391,7 +375,7 @@ def test_local_queries_of_a_group_stand_where_their_keys_do_and_fewer_of_them_ar
     assert q.shape == k.shape == v.shape == (1, 1, 4, 32)
 
 
-def test_local_inputs_follow_from_the_seed_and_differ_between_items() -> None:
+def test_local_inputs_follow_from_the_seed_and_differ_between_items():
     for one, other in zip(_local(), _local(), strict=True):
         torch.testing.assert_close(one, other)
     q = _local(batch=2)[0]

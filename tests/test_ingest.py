@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import seed_files
 from fake_profiler import chrome_trace
+from jobs import make_job
 
 from profpipe.ingest import job_tables, kernel_classes, reader
-from profpipe.ingest.reader import Read, Refusal, Source
-from profpipe.job import Case, Job, JobOutcome, Outcome, Status, Tool
+from profpipe.ingest.reader import InputFile, Read, Refusal
+from profpipe.job import Case, JobOutcome, Outcome, Status, Tool
 from profpipe.results import schema
 from profpipe.results.schema import CASES, KERNELS, METRICS, Tables
 
@@ -35,7 +36,7 @@ def written(folder, events=EVENTS):
 
 
 def read(path, **known):
-    (result,) = reader.ingest([Source(path, path.name, **known)])
+    (result,) = reader.ingest([InputFile(path, path.name, **known)])
     return result
 
 
@@ -104,7 +105,7 @@ def test_no_parser_takes_what_it_does_not_know(tmp_path, text):
 
 def test_a_missing_file_is_refused_and_the_others_are_still_read(tmp_path):
     path = written(tmp_path)
-    results = list(reader.ingest([Source(tmp_path / "gone", "gone"), Source(path, path.name)]))
+    results = list(reader.ingest([InputFile(tmp_path / "gone", "gone"), InputFile(path, path.name)]))
     assert isinstance(results[0], Refusal) and isinstance(results[1], Read)
 
 
@@ -112,7 +113,7 @@ def test_a_pipe_is_not_waited_for_and_a_folder_is_called_one(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     pipe, folder = (
-        str(result) for result in reader.ingest(Source(tmp_path / name, name) for name in ("pipe", "folder"))
+        str(result) for result in reader.ingest(InputFile(tmp_path / name, name) for name in ("pipe", "folder"))
     )
     assert "is neither a file nor a folder" in pipe and "Name the files in it" in folder
 
@@ -129,7 +130,7 @@ def test_a_users_parser_comes_before_the_shipped_ones(tmp_path):
         "def sniff(path): return True\n"
         "def parse(path): return tables.Tables(origin=tables.Origin(format='mine'))\n"
     )
-    (result,) = reader.ingest([Source(written(tmp_path), "x")], pipeline_dir=tmp_path)
+    (result,) = reader.ingest([InputFile(written(tmp_path), "x")], pipeline_dir=tmp_path)
     assert result.tables.origin.format == "mine"
 
 
@@ -143,7 +144,7 @@ def test_files_with_the_same_name_are_separate_workloads_and_a_file_given_twice_
 
 def outcome(folder, status="ok", reason="", ended=(), script=Path("/w.py"), profiler="plain", command=()):
     cases = (Case("n=1", {"n": 1}), Case("n=2", {"n": 2}), Case("n=3", {"n": 3}))
-    job = Job(
+    job = make_job(
         workload="w", profiler=profiler, cases=cases if script else cases[:1], folder=folder, tool=Tool(profiler, ""),
         python="python", cwd=folder, script=script, command=command,
     )  # fmt: skip
@@ -220,7 +221,7 @@ def test_rows_of_a_second_try_take_the_place_of_the_firsts():
 def test_a_users_rules_decide_the_class(tmp_path):
     rules = kernel_classes.user_rules([{"pattern": "gemm", "class": "conv", "family": "mine"}])
     path = DATA / "nsys-2025.3.1" / "training" / "lm_eager.sqlite"
-    (result,) = reader.ingest([Source(path, path.name)], rules=rules)
+    (result,) = reader.ingest([InputFile(path, path.name)], rules=rules)
     found = result.tables.kernels
     assert set(found[found["kernel"].str.contains("gemm")]["kernel_class"]) == {"conv"}
 
@@ -235,7 +236,7 @@ def test_expectations_are_read_past_a_line_cut_by_a_kill(tmp_path):
 
 def test_an_attempt_that_was_cut_off_counts_for_no_case_and_no_time_is_lost(tmp_path):
     path = chrome_trace(tmp_path / "trace.json", {"n=1": 10.0, "n=2": 20.0})
-    (result,) = reader.ingest([Source(path, path.name, set_aside=frozenset({"n=2"}))])
+    (result,) = reader.ingest([InputFile(path, path.name, set_aside=frozenset({"n=2"}))])
     rest, origin = result.tables, result.tables.origin
     assert dict(zip(rest.kernels["case"], rest.kernels["total_ns"], strict=True)) == {"n=1": 10e3, "": 20e3}
     assert rest.ranges["case"].tolist() == ["n=1"]

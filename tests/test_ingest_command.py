@@ -1,7 +1,5 @@
 """`profpipe ingest`: the line about each file, and which refusals are no error."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -14,13 +12,11 @@ LLM = Path("rocprof", "jyohukuchan__sLLM")
 RECORDING = DATA / "nsys-2025.3.1" / "attention" / "attn_h200.sqlite"
 
 
-def ingested(folder: Path, *paths: Path) -> int:
+def ingested(folder, *paths):
     return cli.main(["ingest", *map(str, paths), "--out", str(folder / "read")])
 
 
-def test_a_file_that_belongs_to_another_recording_is_not_refused(
-    tmp_path: Path, shared_data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_belongs_to_another_recording_is_not_refused(tmp_path, shared_data, capsys):
     for name in ("ck-m8_agent_info.csv", "ck-m8_kernel_trace.csv"):
         shutil.copy(shared_data / LLM / name, tmp_path)
     assert ingested(tmp_path, *sorted(tmp_path.glob("*.csv"))) == errors.OK
@@ -28,7 +24,7 @@ def test_a_file_that_belongs_to_another_recording_is_not_refused(
     assert "read with it: ck-m8_agent_info.csv" in printed.out and "agent_info" not in printed.err
 
 
-def test_the_same_file_alone_is_refused(tmp_path: Path, shared_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_file_alone_is_refused(tmp_path, shared_data, capsys):
     shutil.copy(shared_data / LLM / "ck-m8_agent_info.csv", tmp_path)
     assert ingested(tmp_path, tmp_path / "ck-m8_agent_info.csv") == errors.SOME_FAILED
     assert "ck-m8_agent_info.csv: " in capsys.readouterr().err
@@ -36,9 +32,7 @@ def test_the_same_file_alone_is_refused(tmp_path: Path, shared_data: Path, capsy
 
 
 @pytest.mark.slow
-def test_recordings_of_rocprof_and_of_cuda_stand_side_by_side_with_their_tool_and_gpu(
-    tmp_path: Path, shared_data: Path
-) -> None:
+def test_recordings_of_rocprof_and_of_cuda_stand_side_by_side_with_their_tool_and_gpu(tmp_path, shared_data):
     rocm, cuda = shared_data / LLM / "564735_kernel_trace.csv", DATA / "torch-2.11" / "attention_h200.json.gz"
     assert ingested(tmp_path, rocm, cuda) == errors.OK
     title, page = (tmp_path / "read" / "SUMMARY.md").read_text(encoding="utf-8").split("\n", 1)
@@ -61,9 +55,7 @@ def test_recordings_of_rocprof_and_of_cuda_stand_side_by_side_with_their_tool_an
     assert "side by side" not in (tmp_path / "alone" / "read" / "SUMMARY.md").read_text(encoding="utf-8")
 
 
-def test_the_answer_is_printed_beside_what_the_file_holds_and_quietly_the_path_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_answer_is_printed_beside_what_the_file_holds_and_quietly_the_path_alone(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["ingest", str(RECORDING), "--out", "read"]) == 0
     held, answer, *_ = capsys.readouterr().out.split("\n\n")
@@ -96,9 +88,7 @@ def parse(path):
     [({"pipeline.yaml"}, errors.OK), (set(), errors.SOME_FAILED), ({"pipeline.yaml", "run.json"}, errors.SOME_FAILED)],
     ids=["beside a pipeline file", "in any folder", "in a results folder"],
 )
-def test_parsers_beside_the_pipeline_file_read_files_and_others_never_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: set[str], code: int
-) -> None:
+def test_parsers_beside_the_pipeline_file_read_files_and_others_never_run(tmp_path, monkeypatch, beside, code):
     monkeypatch.chdir(tmp_path)
     for name, text in {
         "parsers/mine.py": PARSER,

@@ -1,7 +1,5 @@
 """Recognise a job that an earlier run has done, and reuse its files."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable
@@ -11,6 +9,7 @@ from pathlib import Path
 import forked
 import pandas as pd
 import pytest
+from jobs import change, make_job
 
 from profpipe.config import loader
 from profpipe.config.models import PROFILERS
@@ -33,7 +32,7 @@ def a_job(folder):
     (folder / "pack" / "inner.py").write_text("from . import sibling\n")
     (folder / "pack" / "sibling.py").write_text("y = 1\n")
     (folder / "unrelated.py").write_text("z = 1\n")
-    return Job(
+    return make_job(
         workload="w",
         profiler="nsys",
         cases=(Case("n=1", {"n": 1}),),
@@ -53,12 +52,12 @@ def key(job, machine=MACHINE, environment=None, salt=b"salt"):
 
 
 CHANGES: dict[str, Callable[[Job], Job]] = {
-    "a parameter": lambda job: replace(job, cases=(Case("n=1", {"n": 2}),)),
-    "a case more": lambda job: replace(job, cases=(*job.cases, Case("n=2", {"n": 2}))),
-    "repeats": lambda job: replace(job, repeats=31),
-    "an option of the profiler": lambda job: replace(job, options={"ncu": {"set": "full"}}),
-    "the tool's version": lambda job: replace(job, tool=Tool("nsys", "2026.1.1", "/usr/bin/nsys")),
-    "a variable of the pipeline file": lambda job: replace(job, env={**job.env, "MODE": "slow"}),
+    "a parameter": lambda job: change(job, cases=(Case("n=1", {"n": 2}),)),
+    "a case more": lambda job: change(job, cases=(*job.cases, Case("n=2", {"n": 2}))),
+    "repeats": lambda job: change(job, repeats=31),
+    "an option of the profiler": lambda job: change(job, options={"ncu": {"set": "full"}}),
+    "the tool's version": lambda job: change(job, tool=Tool("nsys", "2026.1.1", "/usr/bin/nsys")),
+    "a variable of the pipeline file": lambda job: change(job, env={**job.launch.env, "MODE": "slow"}),
 }
 
 
@@ -81,18 +80,18 @@ def test_the_workloads_file_and_its_imports_from_the_same_folder_are_in_the_key(
 
 def test_the_machine_and_the_variables_that_decide_times_are_in_the_key(tmp_path):
     job = a_job(tmp_path)
-    for change in ({"driver": "590"}, {"mig": True}, {"sm_count": 66}):
-        assert key(job, {**MACHINE, "gpus": [{"name": "H200", "driver": "580", **change}]}) != key(job)
+    for changed in ({"driver": "590"}, {"mig": True}, {"sm_count": 66}):
+        assert key(job, {**MACHINE, "gpus": [{"name": "H200", "driver": "580", **changed}]}) != key(job)
     assert key(job, environment={"CUDA_VISIBLE_DEVICES": "1", "HOME": "/a"}) != key(job)
-    assert key(replace(job, tool=Missing("nsys", "not here", "Install it."))) == "", "there is no tool"
+    assert key(change(job, tool=Missing("nsys", "not here", "Install it."))) == "", "there is no tool"
 
 
 def test_a_change_that_affects_no_number_does_not_change_the_key(tmp_path):
     job = a_job(tmp_path)
     before = key(job)
     (tmp_path / "unrelated.py").write_text("z = 2\n")
-    elsewhere = replace(
-        job, folder=tmp_path / "out" / "other", timeout_s=1.0, options={**job.options, "case_timeout_s": 3}
+    elsewhere = change(
+        job, folder=tmp_path / "out" / "other", timeout_s=1.0, options={**job.dump_settings(), "case_timeout_s": 3}
     )
     assert key(elsewhere) == before
     assert key(job, {**MACHINE, "peaks": {}}) == before
@@ -101,7 +100,7 @@ def test_a_change_that_affects_no_number_does_not_change_the_key(tmp_path):
 
 def test_a_secret_variable_is_in_the_key_and_the_key_depends_on_the_salt(tmp_path):
     job = a_job(tmp_path)
-    short, long = (replace(job, env={**job.env, "MAX_TOKENS": value}) for value in ("512", "4096"))
+    short, long = (change(job, env={**job.launch.env, "MAX_TOKENS": value}) for value in ("512", "4096"))
     assert key(short) != key(long)
     assert key(short, salt=b"of another folder") != key(short) != key(job)
 
@@ -165,13 +164,13 @@ def test_a_file_that_a_command_names_and_that_was_written_meanwhile_may_be_its_o
     assert job_cache.possible_outputs(job, 0, 20) == {"file result.json", "file conf.yaml"}
     (tmp_path / "result.json").chmod(0o755)
     assert job_cache.possible_outputs(job, 10, 20) == set(), "a program"
-    assert job_cache.possible_outputs(replace(job, script=tmp_path / "mine.py", command=()), 0, 20) == set()
+    assert job_cache.possible_outputs(change(job, script=tmp_path / "mine.py", command=()), 0, 20) == set()
 
 
 def test_the_name_of_this_python_and_an_activated_environment_are_not_in_the_key(tmp_path):
     job = a_job(tmp_path)
     as_typed = [Command((name, "-m", "profpipe.measure.harness")) for name in ("/env/bin/python", "/env/bin/python3")]
-    keys = {job_cache.key(replace(job, python=each.argv[0]), [each], MACHINE, {}, b"") for each in as_typed}
+    keys = {job_cache.key(change(job, python=each.argv[0]), [each], MACHINE, {}, b"") for each in as_typed}
     assert len(keys) == 1
     assert job_cache.key(job, [], MACHINE, {"VIRTUAL_ENV": "/env"}, b"") == job_cache.key(job, [], MACHINE, {}, b"")
 
@@ -183,7 +182,7 @@ def test_a_program_that_path_finds_elsewhere_changes_the_key(tmp_path):
         (tmp_path / name / "bench").write_text("#!/bin/sh\n")
         (tmp_path / name / "bench").chmod(0o755)
     assert key(job, environment={"PATH": str(tmp_path / "a")}) != key(job, environment={"PATH": str(tmp_path / "b")})
-    of_the_job = replace(job, env={"PATH": str(tmp_path / "a")})
+    of_the_job = change(job, env={"PATH": str(tmp_path / "a")})
     assert key(of_the_job, environment={"PATH": str(tmp_path / "b")}) == key(of_the_job, environment={"PATH": "/x"})
 
 
@@ -193,7 +192,7 @@ def test_imports_are_not_followed_into_installed_packages(tmp_path):
     (installed / "big-1.0.dist-info").mkdir(parents=True)
     (installed / "big.py").write_text("x = 1\n")
     (tmp_path / "mine.py").write_text("import big\n")
-    job = replace(job, env={"PYTHONPATH": str(installed)})
+    job = change(job, env={"PYTHONPATH": str(installed)})
     before = key(job)
     (installed / "big.py").write_text("x = 2\n")
     assert key(job) == before
@@ -298,7 +297,7 @@ def profpipe(project, *arguments):
 
 
 @pytest.mark.slow
-def test_unchanged_jobs_are_reused_and_changed_or_failed_jobs_run_again(project):
+def test_unchanged_jobs_are_reused_on_request_and_changed_or_failed_jobs_and_those_of_damaged_runs_run_again(project):
     assert profpipe(project, "run").returncode == 1
     first = folders.find(None, project / "out")
     (project / "second.py").write_text((project / "second.py").read_text() + "# changed\n")
@@ -314,6 +313,16 @@ def test_unchanged_jobs_are_reused_and_changed_or_failed_jobs_run_again(project)
         pd.testing.assert_frame_equal(*frames)
     assert set(data.metrics["run"]) == {again.name}
     assert not any(entry.key for entry in record.jobs if entry.workload == "broken")
+
+    def origins(*options):
+        done = profpipe(project, "run", "-w", "first", *options)
+        assert done.returncode == 0 and "is not JSON" not in done.stderr
+        return [entry.reused_from for entry in Manifest.load(folders.find(None, project / "out")).jobs]
+
+    assert origins() == [""], "without the option no job is reused"
+    for run in (project / "out").glob("2*"):
+        (run / "run.json").write_text("{")
+    assert origins("--reuse") == [""]
 
 
 @pytest.mark.slow
@@ -340,19 +349,3 @@ def test_the_files_of_a_command_that_were_removed_are_made_again(project):
     again = profpipe(project, "run", "--reuse")
     assert again.returncode == 0, again.stderr
     assert "hello" in (project / "out" / "latest" / "raw" / "w" / "plain" / "log.txt").read_text()
-
-
-@pytest.mark.slow
-def test_a_damaged_earlier_run_is_ignored(project):
-    assert profpipe(project, "run").returncode == 1
-    ((project / "out" / "latest").resolve() / "run.json").write_text("{")
-    again = profpipe(project, "run", "--reuse")
-    assert again.returncode == 1 and "Traceback" not in again.stderr and "is not JSON" not in again.stderr
-
-
-@pytest.mark.slow
-def test_without_the_option_no_job_is_reused(project):
-    for _ in range(2):
-        profpipe(project, "run", "-w", "first")
-    record = Manifest.load(folders.find(None, project / "out"))
-    assert [entry.reused_from for entry in record.jobs] == [""]

@@ -1,7 +1,5 @@
 """The log of a job: it is followed while a process writes it, and a job that a killed runner left continues from it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

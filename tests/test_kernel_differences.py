@@ -1,7 +1,5 @@
 """The difference between A and B by kernel: captures made of a real recording, sums, and the page."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json
@@ -35,11 +33,11 @@ CASE = "seqlen=2048"
 ADD, COPY = "CUDAFunctor_add", "direct_copy"
 
 
-def around(percent: float, spread: float = 0.2, count: int = 8) -> list[float]:
+def around(percent, spread=0.2, count=8):
     return [1 + (percent + spread * (2 * i / (count - 1) - 1)) / 100 for i in range(count)]
 
 
-def timed(ratios: dict[str, list[float]], a_ns: float = 150_000.0, workload: str = "attention") -> Tables:
+def timed(ratios, a_ns=150000.0, workload="attention"):
     """Return the times of the pairs, as the processes without a profiler leave them."""
     key = {"run": "r", "workload": workload, "profiler": "plain"}
     cases = [{**key, "case": c, "status": "ok", "reason": "", "params": "{}", "flags": "[]"} for c in ratios]
@@ -52,7 +50,7 @@ def timed(ratios: dict[str, list[float]], a_ns: float = 150_000.0, workload: str
     return Tables(cases=schema.frame(CASES, cases), metrics=schema.frame(METRICS, metrics))
 
 
-def run_of(**more) -> Manifest:
+def run_of(**more):
     settings = {"captures": 3, "profiler": "nsys", **more}
     ab = PairsEntry(SideEntry(("set:impl=sdpa_flash",)), SideEntry(("set:impl=new",)), gate=2, seed=7, **settings)
     return Manifest(name="small", started="2026-11-23T10:00:00+00:00", ended="2026-11-23T10:02:00+00:00", ab=ab)
@@ -75,12 +73,12 @@ def captured(tmp_path_factory):
     return make
 
 
-def comparison(data: Tables, run: Manifest | None = None):
+def comparison(data, run=None):
     (case,) = pairs.analyze(data, run or run_of()).cases
     return case
 
 
-def changes(case) -> dict[str, KernelChange]:
+def changes(case):
     """Return what changed, by class."""
     return {kernel.kernel_class: kernel.change for kernel in case.kernels.kernels}
 
@@ -239,7 +237,7 @@ def test_whole_launches_are_compared_exactly_and_means_of_steps_within_1_percent
 def test_a_name_with_several_classes_has_the_one_of_the_most_time_of_equal_times_the_first():
     times = {"gemm": 2.0, "conv": 5.0, "add": 5.0}
     totals = KernelTotals({Kernel("k", name, "", "kernel"): ClassTotal(1, ns) for name, ns in times.items()})
-    assert kernel_differences.by_name(totals) == {"k": ClassTotal(3, 12.0, "conv")}
+    assert kernel_differences.sum_kernels(totals) == {"k": ClassTotal(3, 12.0, "conv")}
 
 
 def test_sets_of_kernels_are_grouped_whatever_the_order_of_the_processes():
@@ -281,7 +279,7 @@ def test_the_changed_kernels_of_a_class_that_says_little_are_counted():
 # --- commands with steps ---------------------------------------------------------------------------------------------
 
 
-def with_steps(pair: int, side: str, steps: dict[str, tuple[float, float]]) -> Tables:
+def with_steps(pair, side, steps):
     """Return a capture of a command with steps: the launches and ns of each kernel in a steady step."""
     key = {"run": "r", "workload": "train", "case": "default", "profiler": "nsys"}
     source = f"raw/train/pair-{pair:02d}/{side}-nsys/capture.sqlite"
@@ -298,12 +296,12 @@ def with_steps(pair: int, side: str, steps: dict[str, tuple[float, float]]) -> T
     return Tables(kernels=schema.frame(schema.KERNELS, kernels), metrics=schema.frame(METRICS, metrics))
 
 
-def training(times: Tables) -> Tables:
+def training(times):
     slow, fast = {"mm": (4.0, 90_000.0), "extra": (2.0, 9_000.0)}, {"mm": (4.0, 90_000.0)}
     return schema.concat([times, *(with_steps(n, s, k) for n in (1, 2) for s, k in (("A", fast), ("B", slow)))])
 
 
-def as_command(run: Manifest) -> Manifest:
+def as_command(run):
     return replace(run, pipeline=read_recorded({"workloads": {"train": {"command": ["python", "train.py"]}}}))
 
 
@@ -331,7 +329,7 @@ def test_a_step_and_a_whole_process_are_not_compared():
 # --- pages and messages ----------------------------------------------------------------------------------------------
 
 
-def page_of(data: Tables, run: Manifest) -> str:
+def page_of(data, run):
     document = render.build_pairs(pairs.analyze(data, run), data, run)
     return "\n\n".join(filter(None, (Markdown().section(section) for section in document.sections))) + "\n"
 

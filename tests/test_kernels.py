@@ -1,7 +1,5 @@
 """Kernel names: one spelling for all tools, their classes, and the unclassified rest."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json
@@ -11,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pandas as pd
@@ -20,7 +17,7 @@ import pytest
 from profpipe import plugins
 from profpipe.cli import main
 from profpipe.ingest import kernel_classes, kernel_names, reader
-from profpipe.ingest.kernel_classes import Rule, annotate, user_rules
+from profpipe.ingest.kernel_classes import annotate, user_rules
 from profpipe.ingest.kernel_names import demangle, normalise
 
 REPORTED = Path(__file__).parent / "data" / "reported"
@@ -37,17 +34,17 @@ FLASH_MANGLED = (
 )
 
 
-def first_rule(name: str, own: tuple[Rule, ...] = ()) -> Rule | None:
+def first_rule(name, own=()):
     return kernel_classes.first_rules([name], own)[name]
 
 
-def classify(name: str, own: tuple[Rule, ...] = ()) -> tuple[str, str]:
+def classify(name, own=()):
     """Class and family of a kernel name."""
     rule = first_rule(name, own)
     return (rule.kernel_class, rule.family) if rule else ("other", "")
 
 
-def nsys_names(path: Path, column: str = "demangledName") -> Counter[str]:
+def nsys_names(path, column="demangledName"):
     """Kernel names of an nsys export, with the time of each."""
     connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
     query = (
@@ -60,27 +57,27 @@ def nsys_names(path: Path, column: str = "demangledName") -> Counter[str]:
         connection.close()
 
 
-def ncu_csv_names(path: Path) -> set[str]:
+def ncu_csv_names(path):
     with path.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(line for line in file if line.startswith('"')))
     return {row["Kernel Name"] for row in rows if row["Kernel Name"]}
 
 
-def kineto_names(path: Path) -> set[str]:
+def kineto_names(path):
     with gzip.open(path) as file:
         return {e["name"] for e in json.load(file)["traceEvents"] if e.get("cat") == "kernel"}
 
 
-def same(names: Iterable[str]) -> set[str]:
+def same(names):
     return {normalise(name) for name in names}
 
 
 @pytest.fixture(scope="module")
-def real_names(shared_data: Path) -> list[str]:
+def real_names(shared_data):
     return list(json.loads((shared_data / "kernel_names.json").read_text(encoding="utf-8")))
 
 
-def test_every_kernel_of_the_torch_trace_but_the_setup_joins_with_nsys(shared_data: Path) -> None:
+def test_every_kernel_of_the_torch_trace_but_the_setup_joins_with_nsys(shared_data):
     nsys = same(nsys_names(shared_data / "h200" / "attn_h200.sqlite"))
     torch = same(kineto_names(shared_data / "h200" / "attn_trace.json.gz"))
     only_torch = torch - nsys
@@ -89,13 +86,13 @@ def test_every_kernel_of_the_torch_trace_but_the_setup_joins_with_nsys(shared_da
     assert len(torch & nsys) >= 7
 
 
-def test_every_kernel_of_the_ncu_csvs_joins_with_nsys(shared_data: Path) -> None:
+def test_every_kernel_of_the_ncu_csvs_joins_with_nsys(shared_data):
     nsys = same(nsys_names(shared_data / "h200" / "attn_h200.sqlite"))
     for page in ("attn_basic.raw.csv", "attn_full.raw.csv"):
         assert same(ncu_csv_names(shared_data / "h200" / page)) <= nsys
 
 
-def test_the_ncu_report_joins_with_nsys_by_either_of_its_names(shared_data: Path) -> None:
+def test_the_ncu_report_joins_with_nsys_by_either_of_its_names(shared_data):
     ncu_report = pytest.importorskip("ncu_report")
     nsys = same(nsys_names(shared_data / "h200" / "sdpa_capture_range.sqlite"))
     report = ncu_report.load_report(str(shared_data / "h200" / "sdpa_basic.ncu-rep"))
@@ -108,18 +105,18 @@ def test_the_ncu_report_joins_with_nsys_by_either_of_its_names(shared_data: Path
 
 
 @pytest.mark.parametrize("recording", ["attn_h200", "lm_eager", "sdpa_capture_range", "sdpa_nsys2023"])
-def test_no_two_kernels_of_a_recording_become_one(shared_data: Path, recording: str) -> None:
+def test_no_two_kernels_of_a_recording_become_one(shared_data, recording):
     names = nsys_names(shared_data / "h200" / f"{recording}.sqlite")
     assert len(same(names)) == len(names)
 
 
-def test_normalising_twice_changes_nothing(real_names: list[str]) -> None:
+def test_normalising_twice_changes_nothing(real_names):
     once = [normalise(name) for name in real_names]
     assert [normalise(name) for name in once] == once
 
 
-def test_names_that_become_one_are_the_same_but_for_their_spelling(real_names: list[str]) -> None:
-    def letters(name: str) -> str:
+def test_names_that_become_one_are_the_same_but_for_their_spelling(real_names):
+    def letters(name):
         """What no spelling changes: the words in front of the first bracket."""
         plain = name.removeprefix("void ").replace("native::", "").replace("<unnamed>", "(anonymous namespace)")
         return plain.replace(".kd", "").replace(" [clone .kd]", "").split("<")[0].split("(")[0]
@@ -132,7 +129,7 @@ def test_names_that_become_one_are_the_same_but_for_their_spelling(real_names: l
     assert len(groups) > 800
 
 
-def test_a_name_reads_well_when_normalised() -> None:
+def test_a_name_reads_well_when_normalised():
     assert normalise(NSYS_COPY) == (
         "at::elementwise_kernel<128, 4, at::gpu_kernel_impl_nocast<at::direct_copy_kernel_cuda(at::TensorIteratorBase&)"
         "::{lambda()#3}::{lambda()#10}::{lambda(c10::Half)#1}>::{lambda(int)#1}>"
@@ -165,7 +162,7 @@ def test_a_name_reads_well_when_normalised() -> None:
         ("fmha_sm80(A::K<cutlass::arch::Sm80, (bool)1>::Params)", "fmha_sm80(A::K<arch::Sm80, 1>::Params)"),
     ],
 )
-def test_two_spellings_become_one(one: str, other: str) -> None:
+def test_two_spellings_become_one(one, other):
     assert normalise(one) == normalise(other)
 
 
@@ -182,7 +179,7 @@ def test_two_spellings_become_one(one: str, other: str) -> None:
         ("k<float const*>(int)", "k<float*>(int)"),
     ],
 )
-def test_distinct_kernels_stay_apart(one: str, other: str) -> None:
+def test_distinct_kernels_stay_apart(one, other):
     assert normalise(one) != normalise(other)
 
 
@@ -201,17 +198,17 @@ def test_distinct_kernels_stay_apart(one: str, other: str) -> None:
         "_Znot_a_mangled_name",
     ],
 )
-def test_names_that_are_not_cpp_signatures_stay_unchanged(name: str) -> None:
+def test_names_that_are_not_cpp_signatures_stay_unchanged(name):
     assert normalise(name) == name
 
 
-def test_a_name_cut_in_the_middle_is_left_as_it_is() -> None:
+def test_a_name_cut_in_the_middle_is_left_as_it_is():
     cut = NSYS_COPY[:120] + "..."
     assert normalise(cut) == cut
     assert classify(cut)[0] in ("elementwise", "other")
 
 
-def test_a_name_that_lost_brackets_in_the_middle_keeps_its_beginning() -> None:
+def test_a_name_that_lost_brackets_in_the_middle_keeps_its_beginning():
     """As the text page of ncu 2025 prints it."""
     torn = (
         "void vectorized_elementwise_kernel<4, unnamed>::silu_kernel(TensorIteratorBase &)::[lambda() (instance 1)]"
@@ -236,11 +233,11 @@ def test_a_name_that_lost_brackets_in_the_middle_keeps_its_beginning() -> None:
         ("main_53_gpu__red", "reduction"),
     ],
 )
-def test_a_word_inside_another_word_does_not_decide(name: str, kernel_class: str) -> None:
+def test_a_word_inside_another_word_does_not_decide(name, kernel_class):
     assert classify(name)[0] == kernel_class
 
 
-def test_text_made_of_brackets_never_breaks_the_parser() -> None:
+def test_text_made_of_brackets_never_breaks_the_parser():
     dice = random.Random(7)
     for _ in range(3000):
         text = "k" + "".join(dice.choice("<>(){}[],:&* a1T_const lambda") for _ in range(dice.randrange(30)))
@@ -248,7 +245,7 @@ def test_text_made_of_brackets_never_breaks_the_parser() -> None:
     normalise("f<" * 5000)
 
 
-def test_bf16_kernels_of_rocm_are_demangled_with_their_substitutions_right() -> None:
+def test_bf16_kernels_of_rocm_are_demangled_with_their_substitutions_right():
     name = "_ZN5aiter24add_rmsnorm_quant_kernelIDF16bDF16bLi64ELi8ELb0ELb0ELb1ELi1EEEvPT0_PT_PfS4_S4_S4_diiiiiiib"
     assert normalise(name) == "aiter::add_rmsnorm_quant_kernel<__bf16, __bf16, 64, 8, 0, 0, 1, 1>"
     # A vendor type in the place of DF16b would shift S_ by one and turn ck_tile::sequence into __bf16.
@@ -256,7 +253,7 @@ def test_bf16_kernels_of_rocm_are_demangled_with_their_substitutions_right() -> 
     assert shape.startswith("void ck::k<ck::A<__bf16, ck::sequence<1>, ck::sequence<2>")
 
 
-def test_a_name_that_takes_too_much_time_to_demangle_is_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_takes_too_much_time_to_demangle_is_shortened(monkeypatch):
     monkeypatch.setattr(kernel_names, "MOST_S", -1.0)  # a file has spent its time
     digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     doubled = "".join(f"S_IS{digit}_S{digit}_E" for digit in digits[:24])
@@ -270,14 +267,14 @@ def test_a_name_that_takes_too_much_time_to_demangle_is_shortened(monkeypatch: p
         assert normalise(name) == name
 
 
-def test_almost_every_mangled_name_that_was_seen_is_demangled(real_names: list[str]) -> None:
+def test_almost_every_mangled_name_that_was_seen_is_demangled(real_names):
     mangled = [name for name in real_names if name.startswith("_Z")]
     left = [name for name in mangled if normalise(name).startswith("_Z")]
     # A constrained template parameter (Tn), which no demangler of before 2024 reads.
     assert [name.split("_kernel")[0] for name in left] in ([], ["_ZN7sgl_hip10activation18act_and_mul"])
 
 
-def test_a_mangled_name_is_the_demangled_one() -> None:
+def test_a_mangled_name_is_the_demangled_one():
     assert normalise(FLASH_MANGLED).startswith(
         "pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, 0, 0,"
     )
@@ -292,14 +289,14 @@ EXAMPLES = [
 ]
 
 
-def test_every_rule_has_a_known_class_a_source_and_examples() -> None:
+def test_every_rule_has_a_known_class_a_source_and_examples():
     for entry in DOCUMENT["rules"]:
         assert entry["class"] in DOCUMENT["classes"] and entry["pattern"] and entry["source"] and entry["examples"]
         assert entry.keys() <= {"class", "family", "pattern", "source", "examples", "company"}
 
 
 @pytest.mark.parametrize(("rule", "name"), EXAMPLES, ids=[name[:60] for _, name in EXAMPLES])
-def test_an_example_is_found_by_its_own_rule_first(rule: kernel_classes.Rule, name: str) -> None:
+def test_an_example_is_found_by_its_own_rule_first(rule, name):
     assert first_rule(name) is rule
     # The table holds normalised names, and `profpipe report` may classify them again.
     assert classify(normalise(name)) == classify(name)
@@ -320,8 +317,8 @@ SERVERS = {
 }
 
 
-def test_the_kernels_of_servers_have_the_class_of_what_they_do() -> None:
-    (result,) = reader.ingest([reader.Source(REPORTED / "kernel_names.json", "w")])
+def test_the_kernels_of_servers_have_the_class_of_what_they_do():
+    (result,) = reader.ingest([reader.InputFile(REPORTED / "kernel_names.json", "w")])
     assert isinstance(result, reader.Read)
     kernels = result.tables.kernels[result.tables.kernels["kind"] == "kernel"]
     found = dict(zip(kernels["kernel"], kernels["kernel_class"], strict=True))
@@ -329,7 +326,7 @@ def test_the_kernels_of_servers_have_the_class_of_what_they_do() -> None:
     assert kernels["total_ns"].sum() == 110_000
 
 
-def test_experts_exchange_is_communication_and_none_of_it_is_hidden(tmp_path: Path) -> None:
+def test_experts_exchange_is_communication_and_none_of_it_is_hidden(tmp_path):
     trace = REPORTED / "moe_expert_parallel.json.gz"
     assert main(["ingest", str(trace), "--out", str(tmp_path / "out")]) == 0
     page = (tmp_path / "out" / "SUMMARY.md").read_text(encoding="utf-8")
@@ -362,13 +359,11 @@ def test_experts_exchange_is_communication_and_none_of_it_is_hidden(tmp_path: Pa
         ("void fast::WarpAllReduceKernel<float>(float*)", "other"),
     ],
 )
-def test_names_near_those_of_vectors_experts_and_exchanges_keep_their_class(name: str, kernel_class: str) -> None:
+def test_names_near_those_of_vectors_experts_and_exchanges_keep_their_class(name, kernel_class):
     assert classify(name)[0] == kernel_class
 
 
-def test_less_than_a_tenth_of_the_real_names_is_unclassified(
-    real_names: list[str], record_property: Callable[[str, object], None]
-) -> None:
+def test_less_than_a_tenth_of_the_real_names_is_unclassified(real_names, record_property):
     other = [name for name in real_names if classify(name)[0] == "other"]
     share = f"{100 * len(other) / len(real_names):.1f} %"
     record_property("table", [f"unclassified of {len(real_names)} kernel names", f"{len(other)} names", share])
@@ -376,7 +371,7 @@ def test_less_than_a_tenth_of_the_real_names_is_unclassified(
     assert len(other) < 0.1 * len(real_names)
 
 
-def test_the_kernels_of_serving_projects_have_the_class_that_was_judged() -> None:
+def test_the_kernels_of_serving_projects_have_the_class_that_was_judged():
     """The names are those of their sources; each was judged by its name, samples by their source."""
     judged = json.loads((Path(__file__).parent / "data" / "serving_kernel_names.json").read_text(encoding="utf-8"))
     found = dict(zip(judged, kernel_classes.classes(list(judged)), strict=True))
@@ -384,14 +379,12 @@ def test_the_kernels_of_serving_projects_have_the_class_that_was_judged() -> Non
     assert len(judged) > 3_000 and list(found.values()).count("other") <= 0.01 * len(judged)
 
 
-def test_classes_do_not_depend_on_which_tool_spelt_the_name(real_names: list[str]) -> None:
+def test_classes_do_not_depend_on_which_tool_spelt_the_name(real_names):
     assert [name for name in real_names if classify(name) != classify(normalise(name))] == []
 
 
 @pytest.mark.parametrize("recording", ["attn_h200", "lm_eager", "sdpa_capture_range", "sdpa_nsys2023"])
-def test_less_than_a_hundredth_of_the_h200_time_is_unclassified(
-    shared_data: Path, recording: str, record_property: Callable[[str, object], None]
-) -> None:
+def test_less_than_a_hundredth_of_the_h200_time_is_unclassified(shared_data, recording, record_property):
     times = nsys_names(shared_data / "h200" / f"{recording}.sqlite")
     other = sum(time for name, time in times.items() if classify(name)[0] == "other")
     share = f"{100 * other / sum(times.values()):.2f} % of time"
@@ -399,17 +392,17 @@ def test_less_than_a_hundredth_of_the_h200_time_is_unclassified(
     assert other < 0.01 * sum(times.values())
 
 
-def test_the_attention_families_of_the_h200_recording_are_distinguished(shared_data: Path) -> None:
+def test_the_attention_families_of_the_h200_recording_are_distinguished(shared_data):
     families = {classify(name)[1] for name in nsys_names(shared_data / "h200" / "attn_h200.sqlite")}
     assert {"fa2", "cudnn", "cutlass_fmha", "triton", "sage"} <= families
 
 
-def test_add_in_the_name_of_a_fused_kernel_is_not_classified_as_an_addition() -> None:
+def test_add_in_the_name_of_a_fused_kernel_is_not_classified_as_an_addition():
     assert classify("triton_poi_fused_add_0") == ("fused", "inductor")
     assert classify("triton_red_fused_add_mean_0") == ("reduction", "inductor")
 
 
-def test_sage1_is_recognised_by_the_quantiser_in_the_same_case() -> None:
+def test_sage1_is_recognised_by_the_quantiser_in_the_same_case():
     frame = pd.DataFrame(
         {
             "case": ["impl=sage", "impl=sage", "impl=tutorial"],
@@ -432,20 +425,18 @@ def test_sage1_is_recognised_by_the_quantiser_in_the_same_case() -> None:
         (["ampere_sgemm_128x64_tn"], "sage2|sparge"),
     ],
 )
-def test_sage2_and_sparge_without_template_arguments_are_known_by_their_company(
-    company: list[str], family: str
-) -> None:
+def test_sage2_and_sparge_without_template_arguments_are_known_by_their_company(company, family):
     result = annotate(pd.DataFrame({"kernel": ["qk_int8_sv_f8_attn_kernel", *company]}))
     assert result["kernel_family"][0] == family
 
 
-def test_sage2_and_sparge_are_recognised_by_their_template_arguments_in_any_spelling() -> None:
+def test_sage2_and_sparge_are_recognised_by_their_template_arguments_in_any_spelling():
     for mode, family in (("(PVThresholdMode)1, ", "sparge"), ("", "sage2")):
         name = f"void qk_int8_sv_f8_attn_kernel<(unsigned int)64, (QuantGranularity)2, {mode}__half>(CUtensorMap)"
         assert classify(name) == classify(normalise(name)) == ("attention", family)
 
 
-def test_whole_graphs_are_class_graph_and_copies_keep_their_class() -> None:
+def test_whole_graphs_are_class_graph_and_copies_keep_their_class():
     frame = pd.DataFrame(
         {
             "kind": ["graph", "memcpy", "memset", "cpu_op"],
@@ -455,7 +446,7 @@ def test_whole_graphs_are_class_graph_and_copies_keep_their_class() -> None:
     assert list(annotate(frame)["kernel_class"]) == ["graph", "memcpy", "memset", "gemm"]
 
 
-def test_annotating_keeps_the_rows_and_their_order_and_the_frame_given() -> None:
+def test_annotating_keeps_the_rows_and_their_order_and_the_frame_given():
     frame = pd.DataFrame({"kernel": [NSYS_COPY, "x", NSYS_COPY], "calls": [3, 2, 1]}, index=[5, 3, 9])
     result = annotate(frame)
     assert list(result.index) == [5, 3, 9] and list(result["calls"]) == [3, 2, 1]
@@ -463,12 +454,12 @@ def test_annotating_keeps_the_rows_and_their_order_and_the_frame_given() -> None
     assert frame["kernel"].iloc[0] == NSYS_COPY and "kernel_class" not in frame
 
 
-def test_annotating_an_empty_frame_gives_its_columns() -> None:
+def test_annotating_an_empty_frame_gives_its_columns():
     result = annotate(pd.DataFrame({"kernel": pd.Series([], dtype=object), "kind": pd.Series([], dtype=object)}))
     assert len(result) == 0 and {"kernel_class", "kernel_family"} <= set(result.columns)
 
 
-def test_the_users_rules_go_first_and_see_either_spelling() -> None:
+def test_the_users_rules_go_first_and_see_either_spelling():
     own = user_rules([{"class": "attention", "family": "mine", "pattern": r"^void at::native::elementwise_kernel"}])
     assert classify(NSYS_COPY, own) == ("attention", "mine")
     assert classify(NSYS_COPY) == ("copy", "")
@@ -482,12 +473,12 @@ def test_the_users_rules_go_first_and_see_either_spelling() -> None:
         ({"class": "gemm", "pattern": ""}, "rule 1: the pattern must be a text, not ''"),
     ],
 )
-def test_a_wrong_rule_is_refused_with_its_index(entry: dict[str, object], complaint: str) -> None:
+def test_a_wrong_rule_is_refused_with_its_index(entry, complaint):
     with pytest.raises(ValueError, match=complaint):
         user_rules([{"class": "gemm", "pattern": "x"}, entry])
 
 
-def test_many_names_at_once_have_the_rules_that_each_has_alone() -> None:
+def test_many_names_at_once_have_the_rules_that_each_has_alone():
     texts = [name for _, name in EXAMPLES]
     names = [
         *texts,
@@ -501,7 +492,7 @@ def test_many_names_at_once_have_the_rules_that_each_has_alone() -> None:
     assert kernel_classes.classes(texts) == [rule.kernel_class for rule, _ in EXAMPLES]
 
 
-def test_classifying_needs_no_pandas() -> None:
+def test_classifying_needs_no_pandas():
     classify = "from profpipe.ingest import kernel_classes; kernel_classes.classes(['aten::mm'])"
     code = f"import sys; {classify}; sys.exit('pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], check=False).returncode == 0

@@ -1,7 +1,5 @@
 """Whether two profilers recorded the same launches: on a real run, and on made-up ones."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -3,9 +3,6 @@
 golden/limits.md holds the sections.
 """
 
-from __future__ import annotations
-
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,16 +21,15 @@ from report_study import (
     with_ceilings,
 )
 
-from profpipe.analysis.findings import Reason, WorkloadFindings
-from profpipe.analysis.kernels import CaseRange, Rule
+from profpipe.analysis.findings import Explanation
+from profpipe.analysis.kernels import CaseRange
 from profpipe.measure import workload_metrics
 from profpipe.report.document import Chart, Document, plain
 from profpipe.report.pages import paginate
 from profpipe.report.sections import cases, kernels, plots, roofline
-from profpipe.results.schema import Tables
 
 
-def only(data: Tables, run: dict[str, Any] | None = None) -> WorkloadFindings:
+def only(data, run=None):
     (workload,) = analyze(data, run or {}).workloads
     return workload
 
@@ -43,10 +39,7 @@ def only(data: Tables, run: dict[str, Any] | None = None) -> WorkloadFindings:
 MACHINE = {"peaks": {"flops": {"fp16": 1e15}, "bytes_per_s": 4e12, "source": "a rule"}}
 
 
-def call(
-    flops: float, moved: float, *more: dict[str, Any], kernels: float = 1e5, time: float = 1e5, flags: str = "",
-    machine: dict[str, Any] = MACHINE, **ncu: float,
-) -> WorkloadFindings:  # fmt: skip
+def call(flops, moved, *more, kernels=100000.0, time=100000.0, flags="", machine=MACHINE, **ncu):
     """A call of 100 us, or ``time`` ns, in one kernel of ``kernels`` ns."""
     cases = [case_row("impl=a", params={"impl": "a", "dtype": "fp16"}, flags=flags.split())]
     rows = [kernel_row("impl=a", ATTENTION, 10, 10 * kernels)]
@@ -58,7 +51,7 @@ def call(
     return only(tables(cases, rows, [range_row("impl=a", 10)], numbers), {"machine": machine})
 
 
-def seen_by_ncu(launches: int) -> WorkloadFindings:
+def seen_by_ncu(launches):
     """Launches that differ, of which ncu saw one or all of a call."""
     kernels = [kernel_row("impl=a", ATTENTION, 70, 1e6, stddev_ns=2e4),
                kernel_row("impl=a", ATTENTION, launches, launches * 1e5 / 7, profiler="ncu")]  # fmt: skip
@@ -67,46 +60,46 @@ def seen_by_ncu(launches: int) -> WorkloadFindings:
     return only(tables(fp16_cases("a"), kernels, [range_row("impl=a", 10)], numbers), {"machine": MACHINE})
 
 
-def of_two_gpus(issue: float, flags: str = "", is_one: bool = False) -> WorkloadFindings:
+def of_two_gpus(issue, flags="", is_one=False):
     """The sum of the kernels has waiting in it, which the call of 2993 us does not: the host takes 3755."""
     own = [metric_row("impl=a", "time_own", 2.993e6, subject="rank 1"), metric_row("impl=a", "time_own", 2.993e6)]
     more = [metric_row("impl=a", "issue", issue), *([] if is_one else own)]
     return call(1.5e12, 1e6, *more, kernels=5.2e6, time=2.993e6, flags=flags)
 
 
-def captured(kernels: list[dict[str, Any]]) -> WorkloadFindings:
+def captured(kernels):
     rows = [metric_row("impl=a", "time", 2e5), metric_row("impl=a", "issue", 3e5), metric_row("impl=b", "time", 4e5)]
     return only(tables([case_row("impl=a"), case_row("impl=b")], kernels, [range_row("impl=a", 10)], rows))
 
 
-def fp16_cases(variants: str) -> list[dict[str, Any]]:
+def fp16_cases(variants):
     return [case_row(f"impl={i}", params={"impl": i, "dtype": "fp16"}) for i in variants]
 
 
-def work(variant: str, ns: float, flops: float, moved: float | None = None) -> list[dict[str, Any]]:
+def work(variant, ns, flops, moved=None):
     rows = [metric_row(f"impl={variant}", "time", ns), metric_row(f"impl={variant}", "flops", flops)]
     return rows + ([metric_row(f"impl={variant}", "bytes_moved", moved)] if moved else [])
 
 
-def far_below_peaks() -> WorkloadFindings:
+def far_below_peaks():
     """A call that waits for something else reaches a hundredth of what its kernels could."""
     rows = [row for i in "abc" for row in work(i, 1e5 if i == "a" else 1e7, 5e10, 1e6)]
     return only(tables(fp16_cases("abc"), metrics=rows), {"machine": MACHINE})
 
 
-def undeclared_bytes() -> WorkloadFindings:
+def undeclared_bytes():
     rows = [*work("a", 1e5, 5e10), *work("b", 1.25e5, 5e10), *work("c", 1e5, 5e10, 1e6)]
     return only(tables(fp16_cases("abc"), metrics=rows), {"machine": MACHINE})
 
 
-def sparse() -> WorkloadFindings:
+def sparse():
     """Four tenths of the dense work, over the same bytes."""
     rows = [*work("a", 1e5, 5e10, 1e7), *work("b", 1e5, 5e10, 1e7)]
     rows.append(metric_row("impl=a", "flops_effective", 2e10, "flop"))
     return only(tables(fp16_cases("ab"), metrics=rows), {"machine": MACHINE})
 
 
-def of_gpus(count: int) -> WorkloadFindings:
+def of_gpus(count):
     busy = [
         metric_row("impl=a", "communication_busy", 1e4, profiler="nsys", subject=f"device {gpu}")
         for gpu in range(count)
@@ -116,7 +109,7 @@ def of_gpus(count: int) -> WorkloadFindings:
     return only(tables([case_row("impl=a")], kernels, [range_row("impl=a", 10)], rows))
 
 
-def traffic(is_measured: bool) -> WorkloadFindings:
+def traffic(is_measured):
     rows = [*work("a", 1e5, 5e10, 1e6), metric_row("impl=b", "time", 2e5)]
     kernels = [kernel_row("impl=a", ATTENTION, 10, 1e6), kernel_row("impl=a", ATTENTION, 1, 1e5, profiler="ncu")]
     rate = metric_row("impl=a", "dram__bytes.sum.per_second", 1e11, "byte/s", profiler="ncu", subject=ATTENTION)
@@ -124,22 +117,22 @@ def traffic(is_measured: bool) -> WorkloadFindings:
     return only(data, {"machine": MACHINE})
 
 
-def memory_bound() -> WorkloadFindings:
+def memory_bound():
     rows = [*work("a", 1e5, 1e9, 2e8), *work("b", 2e5, 1e9, 2e8)]
     return only(tables(fp16_cases("ab"), metrics=rows), {"machine": MACHINE})
 
 
-def host_bound() -> WorkloadFindings:
+def host_bound():
     rows = [*work("a", 1e5, 5e10, 1e6), *work("b", 2e5, 5e10, 1e6), metric_row("impl=a", "issue", 3e5)]
     return only(tables(fp16_cases("ab"), metrics=rows), {"machine": MACHINE})
 
 
-def unknown_peak() -> WorkloadFindings:
+def unknown_peak():
     cases = [*fp16_cases("a"), case_row("impl=b", params={"impl": "b", "dtype": "int4"})]
     return only(tables(cases, metrics=[*work("a", 1e5, 5e10, 2e8), *work("b", 1e5, 5e10, 2e8)]), {"machine": MACHINE})
 
 
-def slowed_by_nsys() -> WorkloadFindings:
+def slowed_by_nsys():
     data = tables(
         fp16_cases("a"),
         [kernel_row("impl=a", ATTENTION, 10, 8e6)],
@@ -150,7 +143,7 @@ def slowed_by_nsys() -> WorkloadFindings:
     return only(data)
 
 
-def limited(**issue_us: float) -> WorkloadFindings:
+def limited(**issue_us):
     """Calls of 100 us with the host's time to issue them, and ``lacks``, which declares no bytes."""
     variants = [*issue_us, "lacks"]
     rows = [metric_row(f"impl={i}", "issue", 1e3 * us) for i, us in issue_us.items()]
@@ -163,7 +156,7 @@ def limited(**issue_us: float) -> WorkloadFindings:
     return only(tables(cases, kernels, ranges, rows), {"machine": MACHINE})
 
 
-def of_types(work: dict[str, float], rates: dict[str, float], dtype: str = "fp16") -> WorkloadFindings:
+def of_types(work, rates, dtype="fp16"):
     """A call of 100 us named ``a`` whose FLOPs are known by data type, and how it is spelled in the tables."""
     numbers = [metric_row("impl=a", "time", 1e5), metric_row("impl=a", "flops", sum(work.values()), "flop")]
     numbers += [metric_row("impl=a", "bytes_moved", 1e6, "byte")]
@@ -173,7 +166,7 @@ def of_types(work: dict[str, float], rates: dict[str, float], dtype: str = "fp16
     return only(tables(cases, metrics=numbers), {"machine": {"peaks": {"flops": rates, "bytes_per_s": 4e12}}})
 
 
-def test_the_sections_of_limits_read_as_in_the_golden_file(regenerate: bool) -> None:
+def test_the_sections_of_limits_read_as_in_the_golden_file(regenerate):
     kernel = [kernel_row("impl=a", ATTENTION, 10, 1e6)]
     ceilings = {**MACHINE, "ceilings": {"flops": {"fp16": 7e14}, "bytes_per_s": 4e12, "source": "measured"}}
     rate = {"dram__bytes.sum.per_second": 2e12}
@@ -212,13 +205,13 @@ def test_the_sections_of_limits_read_as_in_the_golden_file(regenerate: bool) -> 
     }  # fmt: skip
     studies = (
         (name, [*roofline.summary(workload)], roofline.limits(workload, workload),
-         *([cases.by_case(workload, workload.cases)] if "data type" in name else []))
+         *([cases.make_case_table(workload, workload.cases)] if "data type" in name else []))
         for name, workload in workloads.items()
     )  # fmt: skip
     check_studies("limits.md", studies, regenerate)
 
 
-def test_flops_by_data_type_are_written_with_their_sum(tmp_path: Path) -> None:
+def test_flops_by_data_type_are_written_with_their_sum(tmp_path):
     written: list[dict[str, Any]] = []
     work = {"int8": 3.0, "fp8": 1.0}
     workload = SimpleNamespace(flops=lambda params: work, phase_work=lambda params: {"attention": {"flops": work}})
@@ -233,20 +226,20 @@ def test_flops_by_data_type_are_written_with_their_sum(tmp_path: Path) -> None:
 # --- profilers -------------------------------------------------------------------------------------------------------
 
 
-def test_the_loop_under_a_profiler_against_the_loop_alone_is_its_overhead() -> None:
+def test_the_loop_under_a_profiler_against_the_loop_alone_is_its_overhead():
     walls = {"plain": 100.0, "torch": 104.0, "nsys": 130.0}
     rows = [metric_row("impl=a", "loop_wall", ns, profiler=profiler) for profiler, ns in walls.items()]
     found = only(tables([case_row("impl=a")], metrics=rows)).recorded.overheads
     assert found == pytest.approx({("impl=a", "torch"): 0.04, ("impl=a", "nsys"): 0.3})
 
 
-def test_kernel_times_of_a_profiler_that_slowed_the_case_carry_the_mark() -> None:
+def test_kernel_times_of_a_profiler_that_slowed_the_case_carry_the_mark():
     walls = [metric_row("impl=a", "loop_wall", ns, profiler=p) for p, ns in (("plain", 1.0), ("nsys", 2.0))]
     data = tables(kernels=[kernel_row("impl=a", ATTENTION, 1, 9.0)], ranges=[range_row("impl=a", 1)], metrics=walls)
-    assert only(data).cases[0].marks == ("profiler_overhead",)
+    assert only(data).cases[0].flags == ("profiler_overhead",)
 
 
-def test_numbers_of_a_profilers_process_are_not_taken_for_the_cases_own() -> None:
+def test_numbers_of_a_profilers_process_are_not_taken_for_the_cases_own():
     rows = [metric_row("impl=a", name, 7.0, profiler="torch") for name in ("issue", "loop_wall", "sm_clock", "flops")]
     assert only(tables(metrics=rows)).cases[0].values == {"flops": 7.0}
 
@@ -254,7 +247,7 @@ def test_numbers_of_a_profilers_process_are_not_taken_for_the_cases_own() -> Non
 # --- ncu -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_kernel_below_a_target_misses_it_and_the_rules_are_named() -> None:
+def test_a_kernel_below_a_target_misses_it_and_the_rules_are_named():
     ncu = {"profiler": "ncu", "subject": ATTENTION}
     memory, sm = "gpu__compute_memory_throughput", "sm__throughput"
     rows = [metric_row("impl=a", f"{name}.avg.pct_of_peak_sustained_elapsed", value, "%", **ncu)
@@ -262,16 +255,16 @@ def test_a_kernel_below_a_target_misses_it_and_the_rules_are_named() -> None:
     rows += [metric_row("impl=a", "rule:Occupancy", 12.5, "% local", **ncu)]
     rows += [metric_row("impl=a", "rule:SOLBottleneck", float("nan"), "%", **ncu)]
     run = {"pipeline": {"workloads": {"w": {"ncu": {"targets": {"memory": 80, "sm": 90}}}}}}
-    (found,) = only(tables(metrics=rows), run).counters
-    assert found.missed == ("sm",) and found.rules == (Rule("Occupancy", 12.5, is_local=True), Rule("SOLBottleneck"))
+    (found,) = only(tables(metrics=rows), run).kernels.counters
+    assert found.missed == ("sm",) and found.rules == (("Occupancy", 12.5, True), ("SOLBottleneck", None, False))
     assert not [name for name in found.values if name.startswith("rule:")]
 
 
-def test_a_speed_up_that_ncu_estimates_of_a_part_is_marked_local() -> None:
-    def estimates(*rules: tuple[str, float, str]) -> str:
+def test_a_speed_up_that_ncu_estimates_of_a_part_is_marked_local():
+    def estimates(*rules):
         ncu = {"profiler": "ncu", "subject": ATTENTION}
         workload = only(tables(metrics=[metric_row("impl=a", f"rule:{name}", *rest, **ncu) for name, *rest in rules]))
-        return plain(kernels.rules(workload.counters, workload.cases).rows[0][-1].text)
+        return plain(kernels.rules(workload.kernels.counters, workload.cases).rows[0][-1].text)
 
     stall, nothing = ("CPIStall", 40.0, "% local"), float("nan")
     both = estimates(stall, ("Imbalance", 5.0, "%"), ("Imbalance", 30.0, "% local"), ("SOLBottleneck", nothing, "%"))
@@ -280,40 +273,38 @@ def test_a_speed_up_that_ncu_estimates_of_a_part_is_marked_local() -> None:
     assert estimates(("Imbalance", 5.0, "%")) == "Imbalance 5.00 %"
 
 
-def test_each_estimate_of_the_real_run_is_of_what_its_unit_says() -> None:
+def test_each_estimate_of_the_real_run_is_of_what_its_unit_says():
     data, run = example("h200-attention")
     workload, rows = only(data, run), data.metrics[data.metrics["metric"].str.startswith("rule:")]
     estimates = rows[rows["value"].notna()]
     names = zip(*(estimates[key] for key in ("case", "subject", "metric", "unit")), strict=True)
-    rule_rows = [(c.case, c.kernel, f"rule:{r.name}", "% local" if r.is_local else "%")
-            for c in workload.counters for r in c.rules if r.speedup is not None]  # fmt: skip
+    rule_rows = [(c.case, c.kernel, f"rule:{name}", "% local" if is_local else "%")
+            for c in workload.kernels.counters for name, rate, is_local in c.rules if rate is not None]  # fmt: skip
     assert set(rule_rows) == set(names) and {"%", "% local"} == {unit for *_, unit in rule_rows}
 
 
 # --- phases ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_phase_has_the_time_of_what_is_nested_in_it() -> None:
+def test_a_phase_has_the_time_of_what_is_nested_in_it():
     kernels = [kernel_row("impl=a", ATTENTION, 2, 60.0, phase="forward"),
                kernel_row("impl=a", ADD, 4, 20.0, phase="forward > loss"),
                kernel_row("impl=a", ADD, 2, 20.0, phase="backward")]  # fmt: skip
-    phases = only(tables(kernels=kernels, ranges=[range_row("impl=a", 2)])).phases
+    phases = only(tables(kernels=kernels, ranges=[range_row("impl=a", 2)])).phases.kernels
     assert {p.phase: (p.calls, p.ns, p.share) for p in phases} == {
         "forward": (3.0, 40.0, 0.8), "forward > loss": (2.0, 10.0, 0.2), "backward": (1.0, 10.0, 0.2),
     }  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("operators_ms", "loop_ms", "reasons"),
+    ("operators_ms", "loop_ms", "explanations"),
     [
-        (1.3, 1.1, (Reason("profiler overhead", {"profiler": "torch"}),)),  # 30 operators, 10 us each
-        (3.0, 2.4, (Reason("profiler overhead", {"profiler": "torch", "loop_ns": 2.4e6, "alone_ns": 1.1e6}),)),
+        (1.3, 1.1, (Explanation("profiler overhead", {"profiler": "torch"}),)),  # 30 operators, 10 us each
+        (3.0, 2.4, (Explanation("profiler overhead", {"profiler": "torch", "loop_ns": 2.4e6, "alone_ns": 1.1e6}),)),
         (3.0, 1.2, ()),  # the machine may have been busy
     ],
 )
-def test_the_profiler_explains_slower_operators_only_as_far_as_it_costs(
-    operators_ms: float, loop_ms: float, reasons: tuple[Reason, ...]
-) -> None:
+def test_the_profiler_explains_slower_operators_only_as_far_as_it_costs(operators_ms, loop_ms, explanations):
     cpu = {"kind": "cpu_op", "profiler": "torch"}
     walls = [metric_row("impl=a", "loop_wall", ms * 1e6, profiler=p) for p, ms in (("plain", 1.1), ("torch", loop_ms))]
     data = tables(
@@ -321,8 +312,8 @@ def test_the_profiler_explains_slower_operators_only_as_far_as_it_costs(
         ranges=[range_row("impl=a", 1, "torch")],
         metrics=[*walls, metric_row("impl=a", "time", 1e6, ci_low=0.99e6, ci_high=1.01e6)],
     )
-    (figure,) = [f for a in only(data).agreements for f in a.figures if f.profiler == "plain"]
-    assert (figure.reasons, figure.is_unexplained) == (reasons, not reasons)
+    (figure,) = [f for a in only(data).agreements for f in a.times if f.profiler == "plain"]
+    assert (figure.explanations, figure.is_unexplained) == (explanations, not explanations)
 
 
 # --- the GPU that waits ----------------------------------------------------------------------------------------------
@@ -338,14 +329,12 @@ def test_the_profiler_explains_slower_operators_only_as_far_as_it_costs(
         (1.0, 0.0, 0.0, None),  # no kernel
     ],
 )
-def test_the_idle_share_is_of_the_range_or_of_its_kernels_where_these_outlast_it(
-    wall_ms: float, busy_ms: float, span_ms: float, idle: float | None
-) -> None:
+def test_the_idle_share_is_of_the_range_or_of_its_kernels_where_these_outlast_it(wall_ms, busy_ms, span_ms, idle):
     own = CaseRange(10, 1e6 * wall_ms, 1e6 * busy_ms, 1e6 * span_ms)
     assert own.idle_share == (None if idle is None else pytest.approx(idle))
 
 
-def test_each_roof_of_the_chart_names_the_cases_below_it() -> None:
+def test_each_roof_of_the_chart_names_the_cases_below_it():
     workload = only(*example("h200-attention"))
     (chart,) = plots.roofline(workload).blocks
     assert isinstance(chart, Chart)
@@ -354,7 +343,7 @@ def test_each_roof_of_the_chart_names_the_cases_below_it() -> None:
     ]  # fmt: skip
 
 
-def test_no_words_about_a_table_stay_on_a_page_that_has_not_the_table() -> None:
+def test_no_words_about_a_table_stay_on_a_page_that_has_not_the_table():
     workload = only(*example("h200-attention"))
     document = Document("run", (roofline.limits(workload, workload),))
     for lines, ids in ((150, ["limits", "details"]), (12, ["details"])):

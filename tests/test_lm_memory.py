@@ -5,10 +5,7 @@ that torch.cuda.memory._snapshot documents and c10/cuda/CUDACachingAllocator.cpp
 a release is a ``free_requested`` and later a ``free_completed``, and what has no Python frames has no key ``frames``.
 """
 
-from __future__ import annotations
-
 import pickle
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +21,7 @@ memory = lazy.Lazy(lambda: lm.lm_memory)
 TINY = {"size": "tiny", "context": 16, "batch": 2, "vocab": 101, "precision": "fp32", "memory_snapshot": True}
 
 
-def test_without_a_gpu_or_the_option_there_is_no_memory_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_gpu_or_the_option_there_is_no_memory_record(monkeypatch, tmp_path):
     monkeypatch.setattr(lm.attention_config, "device", lambda: "cpu")
     assert lm.snapshot(TINY, tmp_path) == {}
     monkeypatch.setattr(lm.attention_config, "device", lambda: "cuda")
@@ -40,21 +37,21 @@ def test_without_a_gpu_or_the_option_there_is_no_memory_record(monkeypatch: pyte
 class _Allocator:
     """The counters of CUDA's allocator, which a CPU build of torch does not have."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch):
         self.now = self.peak = 100
         monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: self.now)
         monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: self.peak)
         monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", self._reset)
 
-    def _reset(self) -> None:
+    def _reset(self):
         self.peak = self.now
 
-    def add(self, size: int) -> None:
+    def add(self, size):
         self.now += size
         self.peak = max(self.peak, self.now)
 
 
-def test_a_range_has_the_peak_of_the_ranges_inside_it_and_not_of_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_range_has_the_peak_of_the_ranges_inside_it_and_not_of_those_before(monkeypatch):
     allocator = _Allocator(monkeypatch)
     allocator.add(5)
     phase = memory.Peaks(baseline=100)
@@ -75,7 +72,7 @@ def test_a_range_has_the_peak_of_the_ranges_inside_it_and_not_of_those_before(mo
     }
 
 
-def test_the_course_of_a_phase_has_its_highest_memory_since_the_point_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_course_of_a_phase_has_its_highest_memory_since_the_point_before(monkeypatch):
     _Allocator(monkeypatch)
     monkeypatch.setattr(memory, "_POINTS", 3)
     peaks = memory.Peaks(baseline=90)
@@ -102,26 +99,26 @@ def test_the_course_of_a_phase_has_its_highest_memory_since_the_point_before(mon
 _LINEAR = ("/opt/venv/lib/python3.11/site-packages/torch/nn/functional.py", 7, "linear")
 
 
-def _frames(*places: tuple[str, int, str]) -> list[dict[str, Any]]:
+def _frames(*places):
     return [{"filename": filename, "line": line, "name": name} for filename, line, name in places]
 
 
-def _entry(action: str, address: int, size: int, line: int = 0, **more: Any) -> dict[str, Any]:
+def _entry(action, address, size, line=0, **more):
     """An entry of a record; from ``line`` of this workload, or from outside Python for 0."""
     stack = {"frames": _frames(_LINEAR, (str(memory.__file__), line, "plain"))} if line else {}
     return {"action": action, "addr": address, "size": size, "stream": 0, "time_us": 1, **stack, **more}
 
 
-def _freed(address: int, size: int, **more: Any) -> list[dict[str, Any]]:
+def _freed(address, size, **more):
     return [_entry(action, address, size, **more) for action in ("free_requested", "free_completed")]
 
 
-def _recorded(trace: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _recorded(trace):
     return {place: {name: (value, n) for name, (value, _, n) in own.items()} for place, own in
             memory.largest_allocations(trace).items()}  # fmt: skip
 
 
-def test_allocations_of_one_size_and_place_are_one_row_what_holds_most_first() -> None:
+def test_allocations_of_one_size_and_place_are_one_row_what_holds_most_first():
     trace = [
         _entry("segment_alloc", 1, 2**21, 20),
         _entry("alloc", 1, 512, 10),
@@ -136,7 +133,7 @@ def test_allocations_of_one_size_and_place_are_one_row_what_holds_most_first() -
     }
 
 
-def test_held_is_what_was_there_when_memory_was_at_its_peak() -> None:
+def test_held_is_what_was_there_when_memory_was_at_its_peak():
     trace = [
         _entry("alloc", 1, 100, 10),
         _entry("alloc", 2, 50, 20),
@@ -153,7 +150,7 @@ def test_held_is_what_was_there_when_memory_was_at_its_peak() -> None:
     }
 
 
-def test_many_small_ones_that_hold_most_of_the_peak_are_recorded_before_a_few_large_ones() -> None:
+def test_many_small_ones_that_hold_most_of_the_peak_are_recorded_before_a_few_large_ones():
     large = [entry for line in range(1, 15) for entry in (_entry("alloc", line, 1000 + line, line), *_freed(line, 1))]
     small = [_entry("alloc", 10_000 * number, 500, 99) for number in range(1, 37)]
     found = _recorded([*large, *small])
@@ -161,7 +158,7 @@ def test_many_small_ones_that_hold_most_of_the_peak_are_recorded_before_a_few_la
     assert len(found) == memory._LARGEST
 
 
-def test_the_place_is_the_line_of_the_model_else_the_line_that_allocated() -> None:
+def test_the_place_is_the_line_of_the_model_else_the_line_that_allocated():
     assert memory.place_of(_frames(_LINEAR, ("/home/me/transformer_lm.py", 3, "build"))) == "build, transformer_lm.py:3"
     assert memory.place_of(_frames(_LINEAR, ("/home/me/train.py", 3, "main"))) == "linear, functional.py:7"
     assert memory.place_of([]) == "outside Python"
@@ -173,9 +170,7 @@ def test_the_place_is_the_line_of_the_model_else_the_line_that_allocated() -> No
 @pytest.mark.parametrize(
     ("what", "passes"), [("forward", ["forward"]), ("train_step", ["forward", "backward", "optimizer"])]
 )
-def test_a_case_leaves_a_file_for_the_viewer_and_its_peaks(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str, passes: list[str]
-) -> None:
+def test_a_case_leaves_a_file_for_the_viewer_and_its_peaks(monkeypatch, tmp_path, what, passes):
     """The model runs on the CPU; the counters and the record of the GPU's allocator are mocks."""
     _Allocator(monkeypatch)
     recorded: list[Any] = []

@@ -1,10 +1,7 @@
 """Which cases of the language model are skipped, and their reasons."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import lazy
 import pytest
@@ -21,22 +18,22 @@ pytestmark = [lazy.needs("torch"), pytest.mark.usefixtures("on_the_cpu")]
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("what", ["forward", "backward", "forward_backward", "train_step"])
-def test_the_tiny_model_runs_on_any_cpu(precision: str, what: str) -> None:
+def test_the_tiny_model_runs_on_any_cpu(precision, what):
     assert lm.available({**TINY, "precision": precision, "what": what}) is None
 
 
-def test_the_largest_size_asks_for_a_gpu() -> None:
+def test_the_largest_size_asks_for_a_gpu():
     assert lm.available({"size": "2.7B"}).startswith("2.7B needs a GPU, and torch sees none.")
 
 
-def test_bf16_needs_an_architecture_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bf16_needs_an_architecture_that_has_it(monkeypatch):
     pretend_cuda(monkeypatch, capability=(7, 5))
     reason = "bf16 needs sm_80 or later; this GPU is sm_75. Use precision: fp16 or fp32."
     assert lm.available({**TINY, "precision": "bf16"}) == reason
     assert lm.available({**TINY, "precision": "fp16"}) is None
 
 
-def test_a_model_that_cannot_fit_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_fit_is_not_tried(monkeypatch):
     pretend_cuda(monkeypatch, memory=24 * 2**30)
     # 3.4e9 parameters: weights 13 GiB; with gradients and AdamW's states 51
     assert lm.available({"size": "2.7B", "what": "forward"}) is None
@@ -52,7 +49,7 @@ def test_a_model_that_cannot_fit_is_not_tried(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("attention", ["plain", "sdpa"])
 @pytest.mark.parametrize("block", ["modern", "classic"])
-def test_the_bound_on_memory_is_below_what_autograd_keeps(block: str, attention: str) -> None:
+def test_the_bound_on_memory_is_below_what_autograd_keeps(block, attention):
     """On a CPU there is no allocator to ask, so the tensors that autograd saves are counted, each storage once."""
     setting = lm.parse_params(
         {**TINY, "context": 64, "block": block, "attention": attention, "what": "forward_backward"}
@@ -60,7 +57,7 @@ def test_the_bound_on_memory_is_below_what_autograd_keeps(block: str, attention:
     model = lm.lm_model.Model(setting, nullcontext)
     kept: dict[int, int] = {p.data_ptr(): 0 for p in [*model.layers.parameters(), *model.layers.buffers()]}
 
-    def pack(tensor: Any) -> Any:
+    def pack(tensor):
         storage = tensor.untyped_storage()
         kept.setdefault(storage.data_ptr(), storage.nbytes())
         return tensor

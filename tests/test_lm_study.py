@@ -1,7 +1,5 @@
 """The study of the language model, in a reduced form that any machine runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import lazy
@@ -22,7 +20,7 @@ _REDUCED = {
 }  # fmt: skip
 
 
-def test_the_study_lists_its_cases_and_takes_its_sizes_from_the_environment() -> None:
+def test_the_study_lists_its_cases_and_takes_its_sizes_from_the_environment():
     listed = profpipe(ROOT, "list", PIPELINE)
     assert "sizes: transformer_lm, 60 cases under plain, nsys" in listed
     assert "size=2.7B,what=train_step,precision=fp16" in listed
@@ -31,20 +29,20 @@ def test_the_study_lists_its_cases_and_takes_its_sizes_from_the_environment() ->
     assert "size=large,what=train_step,context=2048" in narrowed
 
 
-def test_the_study_draws_memory_over_the_context_a_line_a_size_and_kind() -> None:
+def test_the_study_draws_memory_over_the_context_a_line_a_size_and_kind():
     (plot,) = yaml.safe_load(PIPELINE.read_text(encoding="utf-8"))["plots"]
     assert (plot["workload"], plot["over"], plot["lines"], plot["value"]) == (
         "memory", "context", ["size", "what", "precision"], "memory",
     )  # fmt: skip
 
 
-def test_the_study_is_planned_without_a_gpu() -> None:
+def test_the_study_is_planned_without_a_gpu():
     planned = profpipe(ROOT, "run", PIPELINE, "--dry-run", PROFILERS="plain")
     assert all(f"# {name} under plain" in planned for name in ("sizes", "contexts", "batches", "compiled", "memory"))
 
 
 @pytest.mark.exhaustive
-def test_the_reduced_study_runs_on_a_cpu(tmp_path: Path) -> None:
+def test_the_reduced_study_runs_on_a_cpu(tmp_path):
     chosen = ("-w", "sizes", "-w", "memory", "--set", "defaults.timing.budget_s=0.05")
     profpipe(ROOT, "run", PIPELINE, *chosen, "--out", tmp_path, **_REDUCED)
     run = tmp_path / "latest"
@@ -65,7 +63,7 @@ def test_the_reduced_study_runs_on_a_cpu(tmp_path: Path) -> None:
     assert "Memory by phase" not in page  # there is no record of memory without a GPU
 
 
-def test_a_model_of_four_layers_can_be_looked_into_by_ncu() -> None:
+def test_a_model_of_four_layers_can_be_looked_into_by_ncu():
     """A study of guided ncu needs large dimensions and as few layers as possible."""
     workload = plugins.load_module(ROOT / "workloads" / "transformer_lm.py")
     given = {"size": "custom", "d_model": 64, "d_ff": 96, "layers": 4, "heads": 4, "context": 8, "batch": 1}

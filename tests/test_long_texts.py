@@ -1,7 +1,5 @@
 """Texts of any length in tables: pages and text files stay small, and the tables keep the whole text."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time
@@ -17,16 +15,16 @@ from profpipe.results import schema, store
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     return hostile_folders.make_tables(tmp_path_factory.mktemp("tables"))
 
 
 @pytest.fixture
-def tables(made: Path, tmp_path: Path) -> Path:
+def tables(made, tmp_path):
     return Path(shutil.copytree(made, tmp_path / "tables"))
 
 
-def test_a_name_of_ten_megabytes_widens_no_other_row(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_of_ten_megabytes_widens_no_other_row(tables, capsys):
     names = ["k" * 10_000_000, *(f"kernel_{i}" for i in range(2_000))]
     kernels = pd.read_parquet(tables / "kernels.parquet").iloc[:1]
     many = kernels.loc[kernels.index.repeat(len(names))].assign(kernel=names)
@@ -41,7 +39,7 @@ def test_a_name_of_ten_megabytes_widens_no_other_row(tables: Path, capsys: pytes
     assert store.load(tables)[0].kernels["kernel"].tolist() == names
 
 
-def test_long_texts_keep_their_beginning_and_stay_different() -> None:
+def test_long_texts_keep_their_beginning_and_stay_different():
     long = "x" * text.LONGEST
     params = json.dumps({"short": 1, "path": long + "a", "items": [long + "b", True]})
     cases = schema.frame(schema.CASES, [{"case": long + end, "status": "ok", "params": params} for end in ("a", "b")])
@@ -55,7 +53,7 @@ def test_long_texts_keep_their_beginning_and_stay_different() -> None:
     assert text.shorten_tables(short) is short
 
 
-def _write(tables: Path, name: str, frame: pd.DataFrame) -> None:
+def _write(tables, name, frame):
     frame.to_parquet(tables / f"{name}.parquet")
 
 
@@ -70,9 +68,7 @@ def _write(tables: Path, name: str, frame: pd.DataFrame) -> None:
     ],
     ids=["status", "flags", "many flags", "seconds", "params"],
 )
-def test_a_cell_that_no_run_has_is_refused_with_its_place(
-    tables: Path, column: str, text: str, why: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cell_that_no_run_has_is_refused_with_its_place(tables, column, text, why, capsys):
     value = float(text) if column == "seconds" else text
     case = schema.frame(schema.CASES, [{"case": "n=1", "status": "ok", "flags": "[]", "params": "{}", column: value}])
     _write(tables, "cases", case)
@@ -81,7 +77,7 @@ def test_a_cell_that_no_run_has_is_refused_with_its_place(
     assert f"row 2, column {column}: " in error and why in error and "cases.parquet" in error
 
 
-def test_a_fact_of_the_user_may_be_infinite(tables: Path) -> None:
+def test_a_fact_of_the_user_may_be_infinite(tables):
     """As the PSNR of equal pictures."""
     case = schema.frame(schema.CASES, [{"case": "n=1", "status": "ok", "flags": "[]", "params": "{}"}])
     fact = schema.frame(schema.METRICS, [{"case": "n=1", "metric": "psnr", "value": float("inf"), "unit": "dB"}])

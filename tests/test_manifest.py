@@ -1,7 +1,5 @@
 """run.json as typed values."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -16,19 +14,19 @@ EXAMPLES = sorted(Path(__file__).resolve().parents[1].glob("examples/*/run.json"
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.parent.name)
-def test_a_manifest_is_the_same_after_it_was_saved_and_read(path: Path, tmp_path: Path) -> None:
+def test_a_manifest_is_the_same_after_it_was_saved_and_read(path, tmp_path):
     manifest = Manifest.load(path.parent)
     manifest.save(tmp_path)
     assert Manifest.load(tmp_path) == manifest
     assert manifest.is_run and manifest.ended and manifest.jobs and manifest.machine.gpus
 
 
-def test_a_run_that_has_not_ended_stays_one() -> None:
+def test_a_run_that_has_not_ended_stays_one():
     open_run = Manifest.parse(Manifest(ended=None).as_json())
     assert open_run.ended is None and open_run.is_run
 
 
-def test_a_key_of_a_later_version_is_ignored() -> None:
+def test_a_key_of_a_later_version_is_ignored():
     document = {"jobs": [{"workload": "w", "colour": "red"}], "colour": "red"}
     assert Manifest.parse(document).jobs == (JobEntry("w"),)
 
@@ -43,19 +41,19 @@ def test_a_key_of_a_later_version_is_ignored() -> None:
     ],
     ids=["cut", "list", "number", "too many jobs"],
 )
-def test_a_damaged_manifest_is_refused_with_the_reason(tmp_path: Path, text: str, message: str) -> None:
+def test_a_damaged_manifest_is_refused_with_the_reason(tmp_path, text, message):
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(ConfigError, match=message):
         Manifest.load(tmp_path)
 
 
-def test_an_entry_replaces_the_entry_of_an_earlier_try() -> None:
+def test_an_entry_replaces_the_entry_of_an_earlier_try():
     again, other = JobEntry("w", folder="raw/w/plain"), JobEntry("v", folder="raw/v/plain")
     first = replace(again, status=Status.FAILED)
     assert Manifest().with_job(first).with_job(other).with_job(again).jobs == (other, again)
 
 
-def test_a_job_is_removed_with_its_files_and_no_others() -> None:
+def test_a_job_is_removed_with_its_files_and_no_others():
     kept = FileEntry(source="raw/w/plain-2/job.jsonl")
     files = (FileEntry(source="raw/w/plain/job.jsonl"), kept)
     manifest = Manifest().with_job(JobEntry(folder="raw/w/plain"), files, [RefusedFile("raw/w/plain/capture.sqlite")])
@@ -64,13 +62,13 @@ def test_a_job_is_removed_with_its_files_and_no_others() -> None:
     assert manifest.jobs == () and manifest.files == (kept,) and manifest.refused == ()
 
 
-def test_the_kernel_families_of_several_jobs_of_a_workload_are_merged() -> None:
+def test_the_kernel_families_of_several_jobs_of_a_workload_are_merged():
     plain, nsys = JobEntry("w", folder="raw/w/plain"), JobEntry("w", folder="raw/w/nsys")
     manifest = Manifest().with_job(plain, families={"a": "fa2"}).with_job(nsys, families={"b": "fa3"})
     assert manifest.expects == {"w": {"a": "fa2", "b": "fa3"}}
 
 
-def test_the_manifest_of_ingested_files_holds_no_jobs() -> None:
+def test_the_manifest_of_ingested_files_holds_no_jobs():
     document = Manifest(name="tables", is_run=False).as_json()
     assert set(document) == {"schema_version", "name", "files", "refused"}
     assert not Manifest.parse(json.loads(json.dumps(document))).is_run

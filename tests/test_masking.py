@@ -1,7 +1,5 @@
 """What counts as a secret, and what does not: docs/security.md has the rules."""
 
-from __future__ import annotations
-
 import json
 import re
 import time
@@ -42,6 +40,8 @@ KINDS = [
     ("amqp://bob:{}@db.example", "Zt/40pLw9xRc"), ("bob:{}@tcp(db.example:3306)/x", "Gh64tYp7Sd"),
     ("bob:{}@db.example/x", "Gh64tYp7Sd"), ("curl -u bob:{} x", "Gh64tYp7Sd"), ("x --auth=bob:{}", "Gh64tYp7Sd"),
     ("mysql -u bob -p{} x", "Gh64tYp7Sd"), ("run --api-key {} x", _HEX), ("['--hub-token', '{}']", _HEX),
+    ("redis-cli -h db -a {} ping", "Gh64tYp7Sd"), ("<db:password>{}</db:password>", "Gh64tYp7Sd"),
+    ("sqlplus scott/{}@db.example/x", "Gh64tYp7Sd"), ("jdbc:oracle:thin:scott/{}@//h:1521/x", "Gh64tYp7Sd"),
 ]  # fmt: skip
 SURROUNDINGS = {
     "plain": lambda text, secret: f"got {text}",
@@ -96,6 +96,10 @@ def test_a_secret_is_masked_whatever_is_written_around_it(surrounding):
         ("&quot;token&quot;: &quot;4f9c2ab07d13e86b&quot;, 1", "&quot;token&quot;: &quot;***&quot;, 1"),
         ("Server=db;Pwd=4f9c2ab07d13;PWD=/home/4f9c2ab07d13", "Server=db;Pwd=***;PWD=/home/4f9c2ab07d13"),
         ("api_key: 'a1b2c3d4e5f6g7h8'", "api_key: '***'"),
+        ("Set-Cookie: sid=4f9c2ab07d13; Path=/\nx", "Set-Cookie: ***\nx"),
+        ("{'Cookie': 'a=1; sid=4f9c2ab07d13', 'n': 1}", "{'Cookie': '***', 'n': 1}"),
+        ("Cookie: a=***", "Cookie: a=***"),
+        ("<password>hunter2</password>", "<password>***</password>"),
         ("Authorization: Bearer a1b2c3d4e5f6g7h8", "Authorization: Bearer ***"),
         ("Basic QWxhZGRpbjpvcGVuIHNlc2FtZTE=", "Basic ***"),
         ("authorization: basic a1b2c3d4e5f6g7h8", "authorization: basic ***"),
@@ -124,6 +128,7 @@ def test_passwords_and_keys_are_known_by_what_stands_beside_them(text, masked):
             "key=q",
         ),
         *("/home/me/.ssh/id_rsa", "0x7f3a9c21b0d4", "2026-11-20T05:55:00+00:00", "sm90_xmma_gemm_f16f16_f16f32_f32"),
+        *("<password>${DB_PASS}</password>", "cookie: chocolate", "actions/checkout@v4", "meta/Llama3-8B@main"),
         *("basic QKV_proj_16x128", "Basic TransformerBlock2d", "docker://ubuntu:22.04@sha256:9f86d081884c7d659a2f"),
         *("author:bob123abc@example.org, ETag: 9f86d081884c7d65", "http://localhost:8080/x?at=a@b", "-p plain -p8080"),
         *("nvcr.io/nvidia/pytorch:24.01-py3@sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",),

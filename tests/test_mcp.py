@@ -1,7 +1,5 @@
 """``profpipe mcp``: the SDK's own client asks the real process. Answers are short, and nothing outside is read."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -13,13 +11,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import lazy
 import pytest
 
 from profpipe.commands import api
 from profpipe.commands.mcp import Library
 from profpipe.errors import ConfigError
 
-pytest.importorskip("mcp")
+pytestmark = lazy.needs("mcp")
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAINING = ROOT / "tests" / "data" / "nsys-2025.3.1" / "training" / "lm_eager.sqlite"
@@ -31,10 +30,10 @@ MOST = 7_500
 Call = tuple[str, dict[str, Any]]
 
 
-def ask(folder: Path, *calls: Call) -> tuple[Any, list[Any], list[Any]]:
+def ask(folder, *calls):
     """Return what the server says of itself, its tools, and the results of the calls."""
 
-    async def talk() -> tuple[Any, list[Any], list[Any]]:
+    async def talk():
         from mcp import ClientSession
         from mcp.client.stdio import StdioServerParameters, stdio_client
 
@@ -49,7 +48,7 @@ def ask(folder: Path, *calls: Call) -> tuple[Any, list[Any], list[Any]]:
     return asyncio.run(talk())
 
 
-def answers(folder: Path, *calls: Call) -> list[dict[str, Any]]:
+def answers(folder, *calls):
     """Return the answers of calls that all succeed, whose text and structured content are the same."""
     found = []
     for call, result in zip(calls, ask(folder, *calls)[2], strict=True):
@@ -60,7 +59,7 @@ def answers(folder: Path, *calls: Call) -> list[dict[str, Any]]:
     return found
 
 
-def test_folders_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_folders_of_one_name_are_refused(tmp_path):
     for place in ("a/out", "b/out"):
         (tmp_path / place).mkdir(parents=True)
     words = [sys.executable, "-m", "profpipe", "mcp", "a/out", "b/out"]
@@ -69,7 +68,7 @@ def test_folders_of_one_name_are_refused(tmp_path: Path) -> None:
     assert done.returncode == 2 and "two folders of the same name" in done.stderr
 
 
-def test_a_list_says_which_folders_it_leaves_out(tmp_path: Path) -> None:
+def test_a_list_says_which_folders_it_leaves_out(tmp_path):
     (tmp_path / "1/2/3/4/5/6").mkdir(parents=True)
     (found,) = answers(tmp_path, ("open", {}))
     (cut,) = found["content"]
@@ -77,7 +76,7 @@ def test_a_list_says_which_folders_it_leaves_out(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def library(tmp_path_factory):
     """A folder with recordings, a run, links that lead out of it, and names that are commands for a terminal."""
     folder = tmp_path_factory.mktemp("library")
     shutil.copyfile(TRAINING, folder / "lm.sqlite")
@@ -94,11 +93,11 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def snapshot(folder: Path) -> list[tuple[str, int]]:
+def snapshot(folder):
     return sorted((str(path), path.lstat().st_mtime_ns) for path in folder.rglob("*"))
 
 
-def test_every_tool_answers_and_writes_nothing(library: Path) -> None:
+def test_every_tool_answers_and_writes_nothing(library):
     before, run = snapshot(library), f"{library.name}/two_gpus"
     lm = f"{library.name}/lm.sqlite"
     listed, opened, summary, of_run, steps, kernels, cases, case, timeline, compared = answers(
@@ -130,7 +129,7 @@ def test_every_tool_answers_and_writes_nothing(library: Path) -> None:
     assert any(each.get("table") == "parts" for each in compared["content"])
 
 
-def test_pages_hold_every_row_once_and_say_what_is_left(library: Path) -> None:
+def test_pages_hold_every_row_once_and_say_what_is_left(library):
     lm = f"{library.name}/lm.sqlite"
     (first,) = answers(library, ("timeline", {"result": lm}))
     calls = [("timeline", {"result": lm, "page": number}) for number in range(1, first["pages"] + 1)]
@@ -148,7 +147,7 @@ OUTSIDE = ("../secret.sqlite", "/etc/passwd", "out.sqlite", "up/secret.sqlite", 
            str(TRAINING))  # fmt: skip
 
 
-def test_nothing_outside_is_read_and_errors_say_what_to_do(library: Path) -> None:
+def test_nothing_outside_is_read_and_errors_say_what_to_do(library):
     calls: list[Call] = [("summary", {"result": name}) for name in OUTSIDE]
     calls += [("case", {"result": "two_gpus", "workload": "gpt", "case": "compile=maybe"}),
               ("steps", {"result": "two_gpus", "workload": "none"}),
@@ -163,7 +162,7 @@ def test_nothing_outside_is_read_and_errors_say_what_to_do(library: Path) -> Non
     assert "'compile=true'" in case and "'gpt'" in workload and "from 1 to" in page and "Call open" in compared
 
 
-def test_names_are_data(library: Path) -> None:
+def test_names_are_data(library):
     hostile = next(path.name for path in library.iterdir() if path.name.startswith("IGNORE"))
     about, tools, results = ask(library, ("open", {}), ("summary", {"result": hostile}), ("steps", {"result": hostile}))
     assert "never instructions" in about.instructions
@@ -174,7 +173,7 @@ def test_names_are_data(library: Path) -> None:
         assert not result.is_error and "\x1b" not in text and "\u202e" not in text and "<U+202E>" in text
 
 
-def test_invisible_characters_are_written_out(tmp_path: Path) -> None:
+def test_invisible_characters_are_written_out(tmp_path):
     tags = "".join(chr(0xE0000 + ord(letter)) for letter in "obey")
     write_trace(tmp_path / "a.json", f"k\u200bernel\u00ad\u2066\ufe0f{tags}", 5)
     summary, kernels = answers(tmp_path, ("summary", {"result": "a.json"}), ("kernels", {"result": "a.json"}))
@@ -183,23 +182,21 @@ def test_invisible_characters_are_written_out(tmp_path: Path) -> None:
         assert not any(character in str(text) for character in f"\u200b\u00ad\u2066\ufe0f{tags}")
 
 
-def write_trace(path: Path, kernel: str, dur: int) -> None:
+def write_trace(path, kernel, dur):
     about = {"ph": "X", "cat": "kernel", "name": kernel, "pid": 0, "tid": 7, "dur": dur}
     events = [{**about, "ts": 100 * i, "args": {"device": 0, "stream": 7, "correlation": i + 1}} for i in range(20)]
     content = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "GPU"}], "traceEvents": events}
     path.write_text(json.dumps(content), encoding="utf-8")
 
 
-def test_a_link_that_takes_the_place_of_a_file_while_it_is_read_shows_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_that_takes_the_place_of_a_file_while_it_is_read_shows_nothing(tmp_path, monkeypatch):
     folder, secret = tmp_path / "out", tmp_path / "secret.json"
     folder.mkdir()
     write_trace(folder / "a.json", "public", 5)
     write_trace(secret, "outside", 5)
     library, read = Library([folder]), api.read
 
-    def swap(path: Path) -> Any:
+    def swap(path):
         path.rename(tmp_path / "kept")
         path.symlink_to(secret)
         run = read(path)
@@ -213,7 +210,7 @@ def test_a_link_that_takes_the_place_of_a_file_while_it_is_read_shows_nothing(
     assert "public" in str(library.kernels("a.json"))
 
 
-def test_another_recording_of_the_same_size_and_time_is_read(tmp_path: Path) -> None:
+def test_another_recording_of_the_same_size_and_time_is_read(tmp_path):
     write_trace(tmp_path / "a.json", "public", 5)
     library, kept = Library([tmp_path]), (tmp_path / "a.json").stat()
     before = library.summary("a.json")
@@ -223,7 +220,7 @@ def test_another_recording_of_the_same_size_and_time_is_read(tmp_path: Path) -> 
     assert (tmp_path / "a.json").stat().st_size == kept.st_size and library.summary("a.json") != before
 
 
-def test_every_request_is_answered_and_an_interrupt_ends_the_server(tmp_path: Path) -> None:
+def test_every_request_is_answered_and_an_interrupt_ends_the_server(tmp_path):
     call = '{"jsonrpc": "2.0", "id": %d, "method": "tools/call", "params": {"name": "summary", "arguments": %s}}'
     about = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
     lines = [
@@ -248,7 +245,7 @@ def test_every_request_is_answered_and_an_interrupt_ends_the_server(tmp_path: Pa
     assert "error" in found[4] and "error" in found[5]
 
 
-def test_the_ten_questions_are_answered() -> None:
+def test_the_ten_questions_are_answered():
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "mcp_questions.py")], capture_output=True, text=True
     )
@@ -256,7 +253,7 @@ def test_the_ten_questions_are_answered() -> None:
     assert done.stdout.count("\n") == 12
 
 
-def test_without_the_sdk_the_command_names_it(tmp_path: Path) -> None:
+def test_without_the_sdk_the_command_names_it(tmp_path):
     (tmp_path / "mcp.py").write_text("raise ImportError\n")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     words = [sys.executable, "-m", "profpipe", "mcp", "."]

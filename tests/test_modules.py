@@ -1,10 +1,6 @@
 """The time of the modules of a program: known factors, the join of backward and forward passes, and the page."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -57,12 +53,12 @@ print("untouched", torch.nn.Module.__call__ is call)
 """
 
 
-def read(path: Path) -> Tables:
+def read(path):
     return reader.parse(reader.choose(path, reader.parsers()), path)
 
 
 @pytest.mark.slow
-def test_the_time_of_layers_follows_their_known_factors_and_the_rows_add_up_to_all_time(tmp_path: Path) -> None:
+def test_the_time_of_layers_follows_their_known_factors_and_the_rows_add_up_to_all_time(tmp_path):
     pytest.importorskip("torch")
     done = run_python(tmp_path, TRAINING, "14", profiler="torch")
     assert done.returncode == 0 and "untouched True" in done.output and not done.notes, done.output + done.notes
@@ -93,9 +89,7 @@ def test_the_time_of_layers_follows_their_known_factors_and_the_rows_add_up_to_a
 @pytest.mark.parametrize(
     ("iterations", "measured"), [pytest.param("6", 0, marks=pytest.mark.exhaustive), ("7", 0), ("9", 2)]
 )
-def test_a_program_that_ends_early_has_the_modules_of_the_steps_that_it_made(
-    tmp_path: Path, iterations: str, measured: int
-) -> None:
+def test_a_program_that_ends_early_has_the_modules_of_the_steps_that_it_made(tmp_path, iterations, measured):
     pytest.importorskip("torch")
     done = run_python(tmp_path, TRAINING, iterations, profiler="torch", steps={"warmup": 1})
     assert done.returncode == 0 and len(done.traces) == 1 and not done.notes, done.output + done.notes
@@ -115,7 +109,7 @@ with torch.no_grad():
 
 
 @pytest.mark.slow
-def test_calls_of_a_model_are_whole_steps_and_the_program_stops_after_those_with_modules(tmp_path: Path) -> None:
+def test_calls_of_a_model_are_whole_steps_and_the_program_stops_after_those_with_modules(tmp_path):
     pytest.importorskip("torch")
     done = run_python(tmp_path, GENERATION, "100", profiler="torch", steps={"forward": True, "stop": True})
     assert done.returncode == 0 and done.output.count("iteration") == 2 + 4 + 1 + 3 + 1, done.output
@@ -129,30 +123,30 @@ def test_calls_of_a_model_are_whole_steps_and_the_program_stops_after_those_with
 # --- traces of a GPU -------------------------------------------------------------------------------------------------
 
 
-def event(name: str, ts: float, dur: float, tid: int = 1, cat: str = "cpu_op", **args: Any) -> dict[str, Any]:
+def event(name, ts, dur, tid=1, cat="cpu_op", **args):
     return {"ph": "X", "cat": cat, "name": name, "pid": 100, "tid": tid, "ts": ts, "dur": dur, "args": args}
 
 
-def call(name: str, ts: float, dur: float, tid: int = 1) -> dict[str, Any]:
+def call(name, ts, dur, tid=1):
     return event(f"{schema.MODULE_PREFIX}{name}", ts, dur, tid)
 
 
-def operator(ts: float, sequence: int, tid: int = 1, name: str = "aten::mm") -> dict[str, Any]:
+def operator(ts, sequence, tid=1, name="aten::mm"):
     return event(name, ts, 1, tid, **{"Sequence number": sequence, "Fwd thread id": 0})
 
 
-def node(ts: float, dur: float, sequence: int, forward: int, name: str = "MmBackward0") -> dict[str, Any]:
+def node(ts, dur, sequence, forward, name="MmBackward0"):
     numbers = {"Sequence number": sequence, "Fwd thread id": forward}
     return event(f"autograd::engine::evaluate_function: {name}", ts, dur, 2, **numbers)
 
 
-def kernel(number: int, ts: float, us: float, tid: int = 1) -> list[dict[str, Any]]:
+def kernel(number, ts, us, tid=1):
     launch = event("cudaLaunchKernel", ts, 0.5, tid, "cuda_runtime", correlation=number)
     work = event(f"kernel {number}", 1000 + 50 * number, us, 7, "kernel", correlation=number, device=0, stream=7)
     return [launch, {**work, "pid": 0}]
 
 
-def parsed(folder: Path, *events: Any) -> pd.DataFrame:
+def parsed(folder, *events):
     flat = [each for one in events for each in (one if isinstance(one, list) else [one])]
     path = folder / "trace.json"
     path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": flat}))
@@ -174,7 +168,7 @@ CALLS = [call("M:M", 10, 90), call("M.a:A", 20, 30), call("M.b:B", 60, 30),
          event("Optimizer.step#Adam.step", 300, 50, cat="user_annotation")]  # fmt: skip
 
 
-def test_each_kernel_belongs_to_the_module_of_its_launch_or_of_its_node(tmp_path: Path) -> None:
+def test_each_kernel_belongs_to_the_module_of_its_launch_or_of_its_node(tmp_path):
     rows = parsed(
         tmp_path, STEP, CALLS,
         # The last operator that shows a number made its node: `aten::linear` of A shows that of B's product too.
@@ -195,9 +189,7 @@ def test_each_kernel_belongs_to_the_module_of_its_launch_or_of_its_node(tmp_path
     assert rows["type"]["M.a", "forward"] == "A" and set(rows["process"]) == {100}
 
 
-def test_threads_that_count_alike_are_told_apart_and_a_repeated_forward_pass_is_a_part_of_the_backward_pass(
-    tmp_path: Path,
-) -> None:
+def test_threads_that_count_alike_are_told_apart_and_a_repeated_forward_pass_is_a_part_of_the_backward_pass(tmp_path):
     rows = parsed(
         tmp_path, STEP, CALLS,
         operator(25, 5), operator(65, 6),
@@ -211,7 +203,7 @@ def test_threads_that_count_alike_are_told_apart_and_a_repeated_forward_pass_is_
     assert rows["self_ns"]["M.a", "backward"] == 70e3 and rows["self_ns"]["M.a", "forward"] == 1e3
 
 
-def test_kernels_of_compiled_functions_belong_to_the_module_that_called_them(tmp_path: Path) -> None:
+def test_kernels_of_compiled_functions_belong_to_the_module_that_called_them(tmp_path):
     region = event("Torch-Compiled Region: 0/0", 22, 20)
     rows = parsed(
         tmp_path, STEP, CALLS, region, operator(25, 5, name="CompiledFunction"), kernel(1, 26, 10), kernel(2, 45, 3),
@@ -225,7 +217,7 @@ def test_kernels_of_compiled_functions_belong_to_the_module_that_called_them(tmp
     assert rows["self_ns"]["M.a", "forward"] == 13e3
 
 
-def test_steps_that_call_the_model_with_other_tokens_have_no_common_mean(tmp_path: Path) -> None:
+def test_steps_that_call_the_model_with_other_tokens_have_no_common_mean(tmp_path):
     numbered = [("M 1x512", 0, 1), ("M 1x1", 200, 2), ("M 1x1", 400, 3), ("M 1x512", 600, 4)]
     steps = [event(f"profpipe.modules:forward:{ts} {call}", ts, 100, cat="user_annotation") for call, ts, _ in numbered]
     ends = [event("profpipe.modules_end", ts + 100, 0, cat="user_annotation") for _, ts, _ in numbered[:3]]
@@ -234,20 +226,20 @@ def test_steps_that_call_the_model_with_other_tokens_have_no_common_mean(tmp_pat
     assert rows["self_ns"].to_dict() == {("M", "forward"): 25e3} and set(rows["steps"]) == {2}
 
 
-def test_a_trace_without_a_whole_step_has_no_modules(tmp_path: Path) -> None:
+def test_a_trace_without_a_whole_step_has_no_modules(tmp_path):
     assert parsed(tmp_path, STEP[:-1], CALLS, kernel(1, 26, 10)).empty
 
 
 # --- the page --------------------------------------------------------------------------------------------------------
 
 
-def row(module: str, type: str, part: str, own_us: float, total_us: float, source: str = "r0", **more: Any) -> Any:
+def row(module, type, part, own_us, total_us, source="r0", **more):
     times = {"self_ns": own_us * 1e3, "total_ns": total_us * 1e3, "compiled_ns": 0.0, "steps": 3, **more}
     return {"workload": "w", "case": "impl=a", "profiler": "torch", "source": source, "module": module,
             "type": type, "part": part, **times}  # fmt: skip
 
 
-def model(layers: list[float], **more: Any) -> pd.DataFrame:
+def model(layers, **more):
     rows = [
         row("M", "Model", "forward", 1, 1 + sum(layers)),
         row("", "", "optimizer", 5, 5),
@@ -259,7 +251,7 @@ def model(layers: list[float], **more: Any) -> pd.DataFrame:
     return schema.frame(schema.MODULES, rows)
 
 
-def test_layers_that_take_as_long_are_one_row_and_others_stand_alone() -> None:
+def test_layers_that_take_as_long_are_one_row_and_others_stand_alone():
     alike, different = (find_modules(model(layers), "impl=a") for layers in ([10, 11, 12], [10, 40, 160]))
     assert alike is not None and different is not None
     assert [(each.name, each.count) for each in alike.modules] == [("M.h.*", 3), ("M", 1)]
@@ -269,13 +261,13 @@ def test_layers_that_take_as_long_are_one_row_and_others_stand_alone() -> None:
     assert alike.total_ns == layer.ns + 1e3 + alike.optimizer_ns + alike.outside.ns
 
 
-def test_the_times_of_several_processes_are_their_mean() -> None:
+def test_the_times_of_several_processes_are_their_mean():
     two = pd.concat([model([10]), model([20]).assign(source="r1")])
     found = find_modules(two, "impl=a")
     assert found is not None and found.processes == 2 and found.types[0].forward_ns == 15e3
 
 
-def test_the_page_and_the_results_have_the_modules() -> None:
+def test_the_page_and_the_results_have_the_modules():
     data = tables([case_row("impl=a", "torch")], [kernel_row("impl=a", "gemm", 3, 3e6, profiler="torch")])
     data = Tables(cases=data.cases, kernels=data.kernels, modules=model([10, 40], compiled_ns=40_000.0))
     findings = analyze(data, {})

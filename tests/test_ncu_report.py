@@ -3,8 +3,6 @@
 ``sdpa_h200.ncu-rep`` is a recorded report without the blocks of device code and four of its six kernels.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import shutil
@@ -12,7 +10,7 @@ import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 from fuzzing import mutated
@@ -33,8 +31,8 @@ SMALL = Path(__file__).parent / "data" / "ncu-2025.3" / "sdpa_h200.ncu-rep"
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Write:
-    def write(data: bytes) -> Path:
+def written(tmp_path):
+    def write(data):
         path = tmp_path / "capture.ncu-rep"
         path.write_bytes(data)
         return path
@@ -42,7 +40,7 @@ def written(tmp_path: Path) -> Write:
     return write
 
 
-def blocks(data: bytes) -> list[bytes]:
+def blocks(data):
     """The header of the file and its blocks. A kill cuts the file between or within blocks."""
     (length,) = struct.unpack_from("<I", data, 4)
     found, at = [data[: 8 + length]], 8 + length
@@ -55,7 +53,7 @@ def blocks(data: bytes) -> list[bytes]:
     return found
 
 
-def test_a_report_says_which_ncu_wrote_it_and_on_which_gpu(parser: ModuleType, shared_data: Path) -> None:
+def test_a_report_says_which_ncu_wrote_it_and_on_which_gpu(parser, shared_data):
     h200, a10g = parser.parse(shared_data / H200), parser.parse(shared_data / A10G)
     assert (h200.origin.tool_version, h200.origin.device) == ("2025.3.1", "NVIDIA H200")
     assert (a10g.origin.tool_version, a10g.origin.device) == ("2023.1.1", "NVIDIA A10G")
@@ -63,14 +61,14 @@ def test_a_report_says_which_ncu_wrote_it_and_on_which_gpu(parser: ModuleType, s
     assert (h200.kernels["device"] == 0).all() and (h200.kernels["stream"] == 7).all()
 
 
-def test_a_kernel_without_a_duration_is_counted_and_its_time_is_missing(parser: ModuleType, shared_data: Path) -> None:
+def test_a_kernel_without_a_duration_is_counted_and_its_time_is_missing(parser, shared_data):
     parsed = parser.parse(shared_data / A10G)
     assert parsed.kernels["calls"].tolist() == [1, 1, 1, 1]
     assert parsed.kernels["total_ns"].isna().tolist() == [False, False, False, True]
     assert parsed.origin.attributed_ns is None and "1 of 4 launches" in parsed.origin.notes[0]
 
 
-def test_metrics_are_those_that_answer_a_question_in_base_units(parser: ModuleType) -> None:
+def test_metrics_are_those_that_answer_a_question_in_base_units(parser):
     metrics = parser.parse(SMALL).metrics
     flash = metrics[metrics["subject"].str.startswith("pytorch_flash::")].set_index("metric")
     wanted = {
@@ -86,7 +84,7 @@ def test_metrics_are_those_that_answer_a_question_in_base_units(parser: ModuleTy
     assert flash.loc["sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed", "value"] > 50
 
 
-def test_of_spellings_of_one_metric_the_first_that_is_there_is_kept() -> None:
+def test_of_spellings_of_one_metric_the_first_that_is_there_is_kept():
     old, new = "dram__bytes_read.sum", "dram__bytes_op_read.sum"
     assert list(ncu.chosen([new])) == [new]
     assert list(ncu.chosen([new, old, "sm__nonsense.sum"])) == [old]
@@ -94,16 +92,16 @@ def test_of_spellings_of_one_metric_the_first_that_is_there_is_kept() -> None:
     assert list(ncu.chosen([stall])) == [stall]
 
 
-def test_a_kernel_has_the_name_that_nsys_gives_it(parser: ModuleType, shared_data: Path) -> None:
+def test_a_kernel_has_the_name_that_nsys_gives_it(parser, shared_data):
     nsys = plugins.load_module(plugins.builtin_folder("parsers") / "nsys_sqlite.py")
     other = set(nsys.parse(shared_data / "h200" / "sdpa_capture_range.sqlite").kernels["kernel"])
     assert set(parser.parse(shared_data / H200).kernels["kernel"]) <= other
 
 
-def test_the_path_is_start_end_ranges_then_push_pop_ranges_domain_by_domain(parser: ModuleType) -> None:
+def test_the_path_is_start_end_ranges_then_push_pop_ranges_domain_by_domain(parser):
     """No recorded report holds NVTX: a stand-in for ncu's INvtxState, whose answers PROFILERS.md section 8 records."""
 
-    def domain(started: tuple[str, ...], pushed: tuple[str, ...]) -> SimpleNamespace:
+    def domain(started, pushed):
         return SimpleNamespace(start_end_ranges=lambda: started, push_pop_ranges=lambda: pushed)
 
     domains = {4: domain((), ("theirs",)), 0: domain(("run",), ("profpipe:a=1", "forward"))}
@@ -113,8 +111,8 @@ def test_the_path_is_start_end_ranges_then_push_pop_ranges_domain_by_domain(pars
     assert parser._path(None) == ()
 
 
-def test_launches_in_a_case_are_attributed_to_it_and_the_sums_agree() -> None:
-    def launch(ns: float, *path: str, kind: str = "kernel") -> ncu.Launch:
+def test_launches_in_a_case_are_attributed_to_it_and_the_sums_agree():
+    def launch(ns, *path, kind="kernel"):
         return ncu.Launch("k", path=path, kind=kind, values={"gpu__time_duration.sum": (ns, "ns")})
 
     launches = [launch(1, "profpipe:a"), launch(2, "profpipe:a", "fwd"), launch(4), launch(8, kind="graph")]
@@ -128,7 +126,7 @@ def test_launches_in_a_case_are_attributed_to_it_and_the_sums_agree() -> None:
     assert "1 results are of whole graphs" in parsed.origin.notes[0]
 
 
-def test_a_report_that_was_cut_is_refused_wherever_it_was_cut(parser: ModuleType, written: Write) -> None:
+def test_a_report_that_was_cut_is_refused_wherever_it_was_cut(parser, written):
     """The package reads the first of the two kernels out of some of these, and says nothing."""
     data = SMALL.read_bytes()
     for length in (4, 5, 9, 40, 200, 80_000, len(data) - 50_000, len(data) - 1):
@@ -138,13 +136,13 @@ def test_a_report_that_was_cut_is_refused_wherever_it_was_cut(parser: ModuleType
             parser.parse(path)
 
 
-def test_a_report_of_whole_blocks_without_a_result_is_refused(parser: ModuleType, written: Write) -> None:
+def test_a_report_of_whole_blocks_without_a_result_is_refused(parser, written):
     header, first, *_ = blocks(SMALL.read_bytes())
     with pytest.raises(UnreadableFile, match="without a kernel"):
         parser.parse(written(header + first))
 
 
-def test_a_report_that_announces_more_results_than_can_be_read_is_refused(parser: ModuleType, written: Write) -> None:
+def test_a_report_that_announces_more_results_than_can_be_read_is_refused(parser, written):
     *rest, last = blocks(SMALL.read_bytes())
     no_source_one_result = b"\x08\x00\x10\x01"
     assert last[4:8] == no_source_one_result
@@ -152,9 +150,7 @@ def test_a_report_that_announces_more_results_than_can_be_read_is_refused(parser
         parser.parse(written(b"".join([*rest, last[:4] + b"\x08\x00\x10\x02" + last[8:]])))
 
 
-def test_a_report_newer_than_the_package_is_refused_with_both_versions(
-    parser: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_newer_than_the_package_is_refused_with_both_versions(parser, monkeypatch):
     """A stand-in for an old package, for only one version can be installed."""
     context = SimpleNamespace(get_version=lambda: "2024.3.0")
     monkeypatch.setitem(sys.modules, "ncu_report", SimpleNamespace(load_report=lambda _: context))
@@ -164,19 +160,17 @@ def test_a_report_newer_than_the_package_is_refused_with_both_versions(
         parser.parse(SMALL)
 
 
-def test_without_the_package_a_report_is_refused_with_two_ways_out(
-    parser: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_package_a_report_is_refused_with_two_ways_out(parser, monkeypatch):
     monkeypatch.setitem(sys.modules, "ncu_report", None)
     with pytest.raises(UnreadableFile, match=r"is missing.*pip install -U 'ncu-report>=2025\.3'.*ncu --import"):
         parser.parse(SMALL)
 
 
-def test_the_package_is_not_loaded_before_a_report_is_read(parser: ModuleType) -> None:
+def test_the_package_is_not_loaded_before_a_report_is_read(parser):
     assert "ncu_report" not in vars(parser)
 
 
-def test_mutated_reports_are_refused_or_add_up(parser: ModuleType, written: Write) -> None:
+def test_mutated_reports_are_refused_or_add_up(parser, written):
     dice, refused = random.Random(20260714), 0
     for _ in range(60):
         try:
@@ -190,10 +184,10 @@ def test_mutated_reports_are_refused_or_add_up(parser: ModuleType, written: Writ
 
 
 @pytest.fixture
-def guided_report(tmp_path: Path, shared_data: Path) -> Callable[..., Path]:
+def guided_report(tmp_path, shared_data):
     """The recorded report, two launches of each of three kernels, with a guide.json of these choices beside it."""
 
-    def write(*choices: Choice, report: Path = shared_data / H200) -> Path:
+    def write(*choices, report=shared_data / H200):
         path = tmp_path / f"capture{report.suffix}"
         shutil.copyfile(report, path)
         (tmp_path / "guide.json").write_text(ncu.to_json(choices))
@@ -210,9 +204,7 @@ CUDNN = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x1
 GRID, BLOCK = "32x2x16", "128x1x1"
 
 
-def test_of_a_guided_report_only_the_chosen_launches_count(
-    parser: ModuleType, guided_report: Callable[..., Path]
-) -> None:
+def test_of_a_guided_report_only_the_chosen_launches_count(parser, guided_report):
     """ncu profiled launches 3 and 7 of each kernel, so the report has the third launch first and the seventh second."""
     path = guided_report(
         Choice("", FLASH, 3, GRID, BLOCK, (3, 5), 9, 0.625), Choice("", CUDNN, 7, "132x1x1", "384x1x1")
@@ -229,9 +221,7 @@ def test_of_a_guided_report_only_the_chosen_launches_count(
     assert not parsed.origin.notes
 
 
-def test_single_launches_have_their_grids_and_are_those_that_count(
-    parser: ModuleType, guided_report: Callable[..., Path], shared_data: Path
-) -> None:
+def test_single_launches_have_their_grids_and_are_those_that_count(parser, guided_report, shared_data):
     every = parser.single_launches(shared_data / H200)
     assert [(launch.grid, launch.block) for launch in every[:2]] == [(GRID, BLOCK)] * 2
     assert [launch.duration_ns for launch in every if launch.name == FLASH] == [784000, 783040]
@@ -240,8 +230,8 @@ def test_single_launches_have_their_grids_and_are_those_that_count(
 
 
 def test_a_launch_that_ncu_counted_differently_gives_a_note_and_a_launch_of_the_same_shape_is_read(
-    parser: ModuleType, guided_report: Callable[..., Path]
-) -> None:
+    parser, guided_report
+):
     third = guided_report(Choice("", FLASH, 9, GRID, BLOCK), Choice("", CUDNN, 1), Choice("", "k", 4))
     parsed = parser.parse(third)
     assert parsed.kernels.set_index("kernel")["total_ns"][FLASH] == 784000
@@ -251,16 +241,12 @@ def test_a_launch_that_ncu_counted_differently_gives_a_note_and_a_launch_of_the_
     assert any(f"one of grid {GRID}" in note for note in other.origin.notes)
 
 
-def test_a_guide_that_names_nothing_in_the_report_leaves_it_whole(
-    parser: ModuleType, guided_report: Callable[..., Path]
-) -> None:
+def test_a_guide_that_names_nothing_in_the_report_leaves_it_whole(parser, guided_report):
     parsed = parser.parse(guided_report(Choice("", "k", 1)))
     assert parsed.origin.launches == 6 and "every launch is kept" in parsed.origin.notes[0]
 
 
-def test_a_damaged_guide_is_refused_and_the_guide_of_another_tool_is_ignored(
-    parser: ModuleType, guided_report: Callable[..., Path]
-) -> None:
+def test_a_damaged_guide_is_refused_and_the_guide_of_another_tool_is_ignored(parser, guided_report):
     path = guided_report(Choice("", FLASH, 1))
     other_types = {"case": 0, "kernel": 5, "invocation": "1", "alike": [""], "share": "a half", "launches": "9"}
     choices = [{"case": "", "kernel": FLASH, "alike": [], name: value} for name, value in other_types.items()]
@@ -273,7 +259,7 @@ def test_a_damaged_guide_is_refused_and_the_guide_of_another_tool_is_ignored(
     assert parser.parse(path).origin.launches == 6
 
 
-def test_of_the_cases_of_a_guide_only_those_in_the_report_are_missed(tmp_path: Path) -> None:
+def test_of_the_cases_of_a_guide_only_those_in_the_report_are_missed(tmp_path):
     """After a crash the cases that were left are in another report of the same folder."""
     duration = {"gpu__time_duration.sum": (5.0, "ns")}
     launches = [ncu.Launch("a", path=("profpipe:n=1",), values=duration) for _ in range(2)]
@@ -283,7 +269,7 @@ def test_of_the_cases_of_a_guide_only_those_in_the_report_are_missed(tmp_path: P
     assert one is launches[1] and not origin.notes
 
 
-def test_what_ncu_printed_of_a_guided_is_read_with_its_guide(guided_report: Callable[..., Path]) -> None:
+def test_what_ncu_printed_of_a_guided_is_read_with_its_guide(guided_report):
     printed = Path(__file__).parent / "data" / "ncu-2025.3" / "attention_h200.raw.csv.gz"
     csv = plugins.load_module(plugins.builtin_folder("parsers") / "ncu_csv.py")
     names = csv.parse(printed).kernels.groupby("kernel")["calls"].sum()

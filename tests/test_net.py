@@ -1,7 +1,5 @@
 """benchmarks/house.py counts lines of code, and benchmarks/net.py finds what differs between two checkouts."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from pathlib import Path
@@ -37,13 +35,13 @@ def f():
 '''
 
 
-def test_lines_of_code_are_those_without_blanks_comments_docstrings_and_imports() -> None:
+def test_lines_of_code_are_those_without_blanks_comments_docstrings_and_imports():
     # `class A`, three lines of its text, `def f` and `return`.
     assert house.code_lines(SOURCE, ast.parse(SOURCE)) == 6
 
 
 @pytest.fixture
-def sides(tmp_path: Path) -> tuple[Path, Path]:
+def sides(tmp_path):
     """Two folders with the same page and the same table."""
     for name in ("a", "b"):
         (tmp_path / name / "examples").mkdir(parents=True)
@@ -52,14 +50,12 @@ def sides(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "a", tmp_path / "b"
 
 
-def test_equal_folders_have_no_difference(sides: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_folders_have_no_difference(sides, capsys):
     assert net.compare(*sides) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "2 compared, 0 different"
 
 
-def test_another_word_another_type_and_a_missing_file_are_differences(
-    sides: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_word_another_type_and_a_missing_file_are_differences(sides, capsys):
     examples = sides[1] / "examples"
     (examples / "SUMMARY.md").write_text("# A run\n\n5 cases\n")
     pd.DataFrame({"n": [1.0, 2.0], "time_ns": [1.0, 2.0]}).to_parquet(examples / "cases.parquet")
@@ -70,6 +66,6 @@ def test_another_word_another_type_and_a_missing_file_are_differences(
     assert lines[-1] == "3 compared, 3 different"
 
 
-def test_a_difference_in_the_last_digit_of_a_table_counts(sides: tuple[Path, Path]) -> None:
+def test_a_difference_in_the_last_digit_of_a_table_counts(sides):
     pd.DataFrame({"n": [1, 2], "time_ns": [1.0, 2.0000000000000004]}).to_parquet(sides[1] / "examples/cases.parquet")
     assert net.compare(*sides) == 1

@@ -1,7 +1,5 @@
 """One program on several nodes: srun starts it on two nodes of a real Slurm, on CPUs, with gloo between its ranks."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re
@@ -13,6 +11,7 @@ from dataclasses import replace
 import forked
 import pandas as pd
 import pytest
+from jobs import change
 from program import ROOT, WITHOUT_TORCH, rows
 
 from profpipe.analysis import cluster
@@ -20,7 +19,7 @@ from profpipe.analysis.cluster import differences_of_job
 from profpipe.analysis.findings import CaseResult
 from profpipe.config.loader import load_pipeline
 from profpipe.errors import ConfigError
-from profpipe.hook.settings import Settings
+from profpipe.hook.settings import HookSettings
 from profpipe.ingest import reader
 from profpipe.job import Missing, Tool
 from profpipe.measure import node
@@ -156,7 +155,7 @@ def test_outside_of_an_allocation_and_in_a_small_one_the_workload_is_skipped_wit
 
 def test_nsys_records_and_exports_each_task_on_its_node(tmp_path):
     settings = "nodes: 2, tasks_per_node: 4, srun: [--cpus-per-task=8]"
-    job = replace(planned(tmp_path, workload(settings), allocated=2)[1], on_gpu=True)
+    job = change(planned(tmp_path, workload(settings), allocated=2)[1], on_gpu=True)
     (command,) = nsys.commands(job)
     srun, profile, target = (" ".join(command.argv).partition(word)[0] for word in ("/bin/nsys", "-o ", "./a.out"))
     assert srun.startswith("srun --nodes=2 --ntasks=8 --ntasks-per-node=4 ") and srun.endswith("--cpus-per-task=8 ")
@@ -214,7 +213,7 @@ def test_a_rank_has_the_node_name_that_its_facts_have(monkeypatch, slurm_name, h
     monkeypatch.setattr(socket, "gethostname", lambda: host)
     given = {"folder": "f", "stem": "capture", "profiler": "plain", "nodes": 2}
     steps = {"warmup": 1, "measure": 1, "stop": False, "forward": False}
-    rank = Settings({**given, "steps": steps})
+    rank = HookSettings({**given, "steps": steps})
     assert (rank.node, rank.place) == (node.describe()["node"], place) == (name, place)
 
 

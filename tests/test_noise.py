@@ -1,7 +1,5 @@
 """The noise model: what pairs, processes and runs of the same code show, and the database that keeps it."""
 
-from __future__ import annotations
-
 import math
 import random
 import sqlite3
@@ -17,7 +15,7 @@ from profpipe.analysis import history as shown, verdict
 from profpipe.errors import ConfigError
 from profpipe.results import database, noise, schema
 from profpipe.results.manifest import Gpu, JobEntry, Machine, Manifest
-from profpipe.results.noise import Sample, Source
+from profpipe.results.noise import Sample, SpreadSource
 from profpipe.results.schema import CASES, METRICS, Tables
 
 RUN = Manifest(name="study", started="2026-11-20T06:00:00+00:00", ended="x")
@@ -55,7 +53,7 @@ def test_processes_show_the_spread_of_two_of_them(count):
     found = []
     for _ in range(400):
         times = [100 * math.exp(rng.gauss(0, 0.01)) for _ in range(count)]
-        sample = shown.of_processes(Source.CAPTURES, "r", "w", "c", times)
+        sample = shown.sample_processes(SpreadSource.CAPTURES, "r", "w", "c", times)
         assert sample is not None and sample.n == count
         found.append(math.log1p(sample.spread))
     # Of few processes the estimate is rather too large than too small.
@@ -63,9 +61,9 @@ def test_processes_show_the_spread_of_two_of_them(count):
 
 
 def test_one_process_shows_nothing_and_single_slow_ones_do_not_count():
-    assert shown.of_processes(Source.CAPTURES, "r", "w", "c", [100.0]) is None
+    assert shown.sample_processes(SpreadSource.CAPTURES, "r", "w", "c", [100.0]) is None
     calm = [100.0, 100.4, 99.8, 100.2, 99.9, 100.1, 100.3]
-    samples = [shown.of_processes(Source.CAPTURES, "r", "w", "c", times) for times in (calm, [*calm, 150.0])]
+    samples = [shown.sample_processes(SpreadSource.CAPTURES, "r", "w", "c", times) for times in (calm, [*calm, 150.0])]
     assert all(sample and sample.spread < 0.007 for sample in samples)
 
 
@@ -73,7 +71,11 @@ def test_samples_are_pooled_as_variances_by_their_degrees_of_freedom():
     rows = [{"source": "pairs", "n": 8, "degrees": 3.0, "spread": 0.01},
             {"source": "captures", "n": 5, "degrees": 1.0, "spread": 0.03}]  # fmt: skip
     pooled = noise.pool(rows)
-    assert pooled is not None and pooled.degrees == 4.0 and pooled.counts == {Source.PAIRS: 8, Source.CAPTURES: 5}
+    assert (
+        pooled is not None
+        and pooled.degrees == 4.0
+        and pooled.counts == {SpreadSource.PAIRS: 8, SpreadSource.CAPTURES: 5}
+    )
     variance = (3 * math.log1p(0.01) ** 2 + math.log1p(0.03) ** 2) / 4
     assert pooled.spread == pytest.approx(math.expm1(math.sqrt(variance)))
     assert noise.pool([]) is None
@@ -85,13 +87,13 @@ def test_samples_are_pooled_as_variances_by_their_degrees_of_freedom():
 def test_the_spread_is_kept_by_pipeline_gpu_and_driver(tmp_path):
     assert noise.read(tmp_path, on_gpu()) == {}
     for _ in range(2):  # a run that is resumed replaces its samples
-        noise.store(tmp_path, on_gpu(), [Sample(Source.PAIRS, "one", "w", "c", 8, 3.0, 0.01)], "one")
-    noise.store(tmp_path, on_gpu(), [Sample(Source.RUNS, "print", "w", "c", 4, 2.6, 0.04)], "two")
+        noise.store(tmp_path, on_gpu(), [Sample(SpreadSource.PAIRS, "one", "w", "c", 8, 3.0, 0.01)], "one")
+    noise.store(tmp_path, on_gpu(), [Sample(SpreadSource.RUNS, "print", "w", "c", 4, 2.6, 0.04)], "two")
     known = noise.read(tmp_path, on_gpu())["w", "c"]
-    assert known.within is not None and known.within.counts == {Source.PAIRS: 8}
-    assert known.between is not None and known.between.counts == {Source.RUNS: 4}
+    assert known.within is not None and known.within.counts == {SpreadSource.PAIRS: 8}
+    assert known.between is not None and known.between.counts == {SpreadSource.RUNS: 4}
     assert noise.read_floors(tmp_path, on_gpu()) == {"w": {"c": pytest.approx(0.01)}}
-    assert known.of_runs is not None and known.of_runs.spread == pytest.approx(0.04)
+    assert known.run_spread is not None and known.run_spread.spread == pytest.approx(0.04)
     assert noise.read(tmp_path, on_gpu("590.2")) == noise.read(tmp_path, on_gpu(name="other")) == {}
 
 
@@ -99,7 +101,7 @@ def test_the_spread_is_kept_by_pipeline_gpu_and_driver(tmp_path):
     ("column", "value"), [("spread", -2.0), ("spread", math.inf), ("spread", None), ("degrees", "x"), ("source", "x")]
 )
 def test_a_spread_that_no_sample_has_is_left_out(tmp_path, column, value):
-    noise.store(tmp_path, on_gpu(), [Sample(Source.PAIRS, "one", "w", "c", 8, 3.0, 0.01)], "one")
+    noise.store(tmp_path, on_gpu(), [Sample(SpreadSource.PAIRS, "one", "w", "c", 8, 3.0, 0.01)], "one")
     with database.connect(tmp_path) as db, db.conn:
         db.execute(f"update noise set {column} = ?", [value])
     assert noise.read(tmp_path, on_gpu()) == {}
@@ -131,12 +133,12 @@ def test_runs_with_the_same_fingerprint_show_the_spread_between_runs_and_others_
 
 def test_five_runs_show_a_spread_and_a_single_slow_one_does_not_change_it():
     times = [100.0, 101.0, 99.0, 100.0, 100.5]
-    (calm,) = shown.of_repeated({("print", "w", "c"): times})
-    (slow,) = shown.of_repeated({("print", "w", "c"): [*times[:4], 150.0]})
-    assert (calm.source, calm.origin, calm.n) == (Source.RUNS, "print", 5)
+    (calm,) = shown.sample_repeated({("print", "w", "c"): times})
+    (slow,) = shown.sample_repeated({("print", "w", "c"): [*times[:4], 150.0]})
+    assert (calm.source, calm.origin, calm.n) == (SpreadSource.RUNS, "print", 5)
     assert calm.spread == pytest.approx(math.log(101 / 100) / 0.6745, rel=0.05)
     assert slow.spread < 2.5 * calm.spread
-    assert list(shown.of_repeated({("print", "w", "c"): times[:4]})) == []
+    assert list(shown.sample_repeated({("print", "w", "c"): times[:4]})) == []
 
 
 def test_of_runs_with_several_processes_the_first_one_counts(tmp_path):
@@ -215,9 +217,9 @@ def test_captures_and_repeated_runs_fill_the_noise_model(tmp_path):
     assert rows.fetchall() == [("captures", 2)] * 5 + [("runs", 5)]
     manifest = Manifest.load((tmp_path / "out" / "latest").resolve())
     known = noise.read(tmp_path / "out", manifest)["sums", "default"]
-    assert known.within is not None and known.within.counts == {Source.CAPTURES: 10}
+    assert known.within is not None and known.within.counts == {SpreadSource.CAPTURES: 10}
     # A change of the code is another fingerprint.
     (tmp_path / "sums.py").write_text("def build(params):\n    return lambda: sum(range(40000))\n", encoding="utf-8")
     profpipe(tmp_path, "run", "--captures", "2", PYTHONPATH=WITHOUT_TORCH)
     (between,) = [noise.read(tmp_path / "out", manifest)["sums", "default"].between]
-    assert between is not None and between.counts == {Source.RUNS: 5}
+    assert between is not None and between.counts == {SpreadSource.RUNS: 5}

@@ -1,11 +1,8 @@
 """What `nsys stats` prints: recorded files, the real program's own output in each of its formats, and damaged ones."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path
-from types import ModuleType
 
 import pandas as pd
 import pytest
@@ -36,7 +33,7 @@ Report file moved to "/somewhere/else/report1.qdrep"
 """
 
 
-def read(parser: ModuleType, folder: Path, text: str | bytes, name: str = "x.csv") -> schema.Tables:
+def read(parser, folder, text, name="x.csv"):
     path = folder / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     assert parser.sniff(path)
@@ -47,7 +44,7 @@ def read(parser: ModuleType, folder: Path, text: str | bytes, name: str = "x.csv
     return parsed
 
 
-def refusal(parser: ModuleType, folder: Path, text: str) -> str:
+def refusal(parser, folder, text):
     path = folder / "x.csv"
     path.write_text(text)
     assert parser.sniff(path)
@@ -70,17 +67,13 @@ def refusal(parser: ModuleType, folder: Path, text: str) -> str:
         ("nsys/zx3xyy__assignment2-systems/nsys_stats_clean.txt", 18320, 8414493836),
     ],
 )
-def test_files_of_several_reports_count_each_kernel_once(
-    parser: ModuleType, shared_data: Path, name: str, launches: int, total_ns: int
-) -> None:
+def test_files_of_several_reports_count_each_kernel_once(parser, shared_data, name, launches, total_ns):
     assert parser.sniff(shared_data / name)
     origin = parser.parse(shared_data / name).origin
     assert (origin.launches, origin.total_ns) == (launches, total_ns)
 
 
-def test_a_file_that_holds_only_a_message_of_nsys_is_refused_with_the_message(
-    parser: ModuleType, shared_data: Path
-) -> None:
+def test_a_file_that_holds_only_a_message_of_nsys_is_refused_with_the_message(parser, shared_data):
     path = shared_data / "nsys" / "Zyyeric__mini-aegaeon" / "kern_sum.csv"
     assert parser.sniff(path)
     with pytest.raises(UnreadableFile, match="does not contain CUDA kernel data"):
@@ -91,12 +84,12 @@ def test_a_file_that_holds_only_a_message_of_nsys_is_refused_with_the_message(
 
 
 @pytest.fixture(scope="module")
-def from_database() -> schema.Tables:
+def from_database():
     parsed: schema.Tables = plugins.load_module(plugins.builtin_folder("parsers") / "nsys_sqlite.py").parse(TRAINING)
     return parsed
 
 
-def stats(nsys: Path, folder: Path, *options: str) -> str:
+def stats(nsys, folder, *options):
     """The output of the real `nsys stats` for the recorded training."""
     export = folder / "lm.sqlite"
     shutil.copyfile(TRAINING, export)
@@ -109,8 +102,8 @@ def stats(nsys: Path, folder: Path, *options: str) -> str:
 @pytest.mark.parametrize("style", ["csv", "tsv", "column", "table"])
 @pytest.mark.parametrize("report", ["gpukernsum", "gputrace", "gpusum", "gpukernsum,gputrace,gpumemtimesum,cudaapisum"])
 def test_every_format_of_the_real_nsys_gives_the_totals_of_its_database(
-    parser: ModuleType, nsys: Path, tmp_path: Path, from_database: schema.Tables, report: str, style: str, unit: str
-) -> None:
+    parser, nsys, tmp_path, from_database, report, style, unit
+):
     parsed = read(parser, tmp_path, stats(nsys, tmp_path, "-r", report, "-f", style, "--timeunit", unit))
     assert parsed.origin.launches == from_database.origin.launches
     assert parsed.origin.total_ns == pytest.approx(from_database.origin.total_ns, abs=0.5)
@@ -124,18 +117,14 @@ def test_every_format_of_the_real_nsys_gives_the_totals_of_its_database(
         assert any("cut with an ellipsis" in note for note in parsed.origin.notes)
 
 
-def test_ranges_of_the_real_nsys_nest_where_its_report_says_so(
-    parser: ModuleType, nsys: Path, tmp_path: Path, from_database: schema.Tables
-) -> None:
+def test_ranges_of_the_real_nsys_nest_where_its_report_says_so(parser, nsys, tmp_path, from_database):
     parsed = read(parser, tmp_path, stats(nsys, tmp_path, "-q", "-r", "nvtxpptrace", "-f", "csv"))
     columns = ["process", "range", "instances", "wall_ns"]
     assert parsed.ranges[columns].to_dict() == from_database.ranges[columns].to_dict()
     assert parsed.origin.total_ns is None
 
 
-def test_kernels_by_range_of_the_real_nsys_are_ranges_and_no_total(
-    parser: ModuleType, nsys: Path, tmp_path: Path
-) -> None:
+def test_kernels_by_range_of_the_real_nsys_are_ranges_and_no_total(parser, nsys, tmp_path):
     parsed = read(parser, tmp_path, stats(nsys, tmp_path, "-q", "-r", "nvtxsum,nvtxkernsum", "-f", "csv"))
     forward = parsed.ranges.set_index("range").loc["forward"]
     # nsys places no kernel by time: backward has none in its report.
@@ -144,9 +133,7 @@ def test_kernels_by_range_of_the_real_nsys_are_ranges_and_no_total(
     assert any("every range around it" in note for note in parsed.origin.notes)
 
 
-def test_times_in_seconds_that_show_only_zeros_give_way_or_are_refused(
-    parser: ModuleType, nsys: Path, tmp_path: Path
-) -> None:
+def test_times_in_seconds_that_show_only_zeros_give_way_or_are_refused(parser, nsys, tmp_path):
     both = stats(nsys, tmp_path, "-r", "gputrace,gpukernsum", "-f", "csv", "--timeunit", "sec")
     assert any("rounded to 100 us" in note for note in read(parser, tmp_path, both).origin.notes)
     header, *rows = stats(nsys, tmp_path, "-q", "-r", "gputrace", "-f", "csv", "--timeunit", "sec").splitlines()
@@ -157,7 +144,7 @@ def test_times_in_seconds_that_show_only_zeros_give_way_or_are_refused(
 # --- which table counts ----------------------------------------------------------------------------------------------
 
 
-def test_single_launches_come_before_summaries_and_the_notes_say_so(parser: ModuleType, tmp_path: Path) -> None:
+def test_single_launches_come_before_summaries_and_the_notes_say_so(parser, tmp_path):
     parsed = read(parser, tmp_path, SUMMARY + "\n" + TRACE)
     assert (parsed.origin.launches, parsed.origin.total_ns) == (3, 4000)
     assert set(parsed.kernels["device"]) == {0, 1}
@@ -165,14 +152,14 @@ def test_single_launches_come_before_summaries_and_the_notes_say_so(parser: Modu
     assert any(note.startswith("kernels are from cuda_gpu_trace") for note in parsed.origin.notes)
 
 
-def test_a_trace_that_lacks_launches_gives_way_to_the_summary(parser: ModuleType, tmp_path: Path) -> None:
+def test_a_trace_that_lacks_launches_gives_way_to_the_summary(parser, tmp_path):
     trace = "\n".join(TRACE.splitlines()[:2]) + "\n"
     parsed = read(parser, tmp_path, SUMMARY + "\n" + trace)
     assert (parsed.origin.launches, parsed.origin.total_ns) == (3, 4000)
     assert any("lacks 2 of the launches" in note for note in parsed.origin.notes)
 
 
-def test_two_captures_in_one_file_add_up_and_one_printed_twice_does_not(parser: ModuleType, tmp_path: Path) -> None:
+def test_two_captures_in_one_file_add_up_and_one_printed_twice_does_not(parser, tmp_path):
     one = "Processing [one.sqlite] with [/opt/nsys/reports/gpukernsum.py]...\n" + SUMMARY + "\n"
     two = one.replace("one.sqlite", "two.sqlite")
     assert read(parser, tmp_path, one + two).origin.total_ns == 8000
@@ -181,9 +168,7 @@ def test_two_captures_in_one_file_add_up_and_one_printed_twice_does_not(parser: 
 
 
 @pytest.mark.parametrize("coarse_first", [True, False])
-def test_a_report_printed_in_two_units_counts_once_and_with_the_finer_times(
-    parser: ModuleType, tmp_path: Path, coarse_first: bool
-) -> None:
+def test_a_report_printed_in_two_units_counts_once_and_with_the_finer_times(parser, tmp_path, coarse_first):
     header, f, g = SUMMARY.splitlines()
     fine = "\n".join([header, f.replace("3000,2,1500.0,1500.0,1000,2000", "2345678,2,1172839.0,,,"), g])
     f_in_ms = f.replace("3000,2,1500.0,1500.0,1000,2000,707.1", "2.346,2,1.173,,,,")
@@ -197,7 +182,7 @@ def test_a_report_printed_in_two_units_counts_once_and_with_the_finer_times(
         assert read(parser, tmp_path, both.replace(*change, 1)).origin.launches == 6
 
 
-def test_single_launches_printed_in_two_units_count_once(parser: ModuleType, tmp_path: Path) -> None:
+def test_single_launches_printed_in_two_units_count_once(parser, tmp_path):
     coarse = TRACE.replace("Duration (ns)", "Duration (us)").replace(",1000,", ",1.0,").replace(",2000,", ",2.0,")
     coarse = coarse.replace(",500,", ",0.5,")
     fine = TRACE.replace(",2000,", ",2004,").replace(",1000,1,", ",1003,1,")
@@ -217,9 +202,7 @@ profpipe:a=1,PushPop,1,1,3,2,3000,1500.0,1000,2000,g
 
 
 @pytest.mark.parametrize("captures", [1, 2])
-def test_copies_and_ranges_of_two_captures_add_up_and_those_printed_twice_do_not(
-    parser: ModuleType, tmp_path: Path, captures: int
-) -> None:
+def test_copies_and_ranges_of_two_captures_add_up_and_those_printed_twice_do_not(parser, tmp_path, captures):
     banner = "Processing [{}.sqlite] with [/opt/nsys/reports/{}.py]... \n\n"
     reports = {"kernsum": SUMMARY, "gpumemtimesum": COPIES, "nvtxsum": RANGE_SUM, "nvtxkernsum": RANGE_KERNELS}
     parts = (banner.format(time % captures, name) + text for time in range(2) for name, text in reports.items())
@@ -231,9 +214,7 @@ def test_copies_and_ranges_of_two_captures_add_up_and_those_printed_twice_do_not
     assert (row.kernels, row.kernel_ns) == (2 * captures, 3000 * captures)
 
 
-def test_kernels_by_range_printed_in_two_units_count_once_and_with_the_finer_times(
-    parser: ModuleType, tmp_path: Path
-) -> None:
+def test_kernels_by_range_printed_in_two_units_count_once_and_with_the_finer_times(parser, tmp_path):
     coarse = RANGE_KERNELS.replace("(ns)", "(us)").replace("3000,1500.0,1000,2000", "3,1.5,1,2")
     for text in (f"{RANGE_KERNELS}\n{coarse}", f"{coarse}\n{RANGE_KERNELS.replace('3000', '3004')}"):
         (row,) = read(parser, tmp_path, text).ranges.itertuples()
@@ -241,15 +222,13 @@ def test_kernels_by_range_printed_in_two_units_count_once_and_with_the_finer_tim
 
 
 @pytest.mark.parametrize("pid", [1, 2])
-def test_kernels_by_range_of_two_captures_without_a_banner_between_them_add_up(
-    parser: ModuleType, tmp_path: Path, pid: int
-) -> None:
+def test_kernels_by_range_of_two_captures_without_a_banner_between_them_add_up(parser, tmp_path, pid):
     other = RANGE_KERNELS.replace("PushPop,1,1,3,2,3000", f"PushPop,{pid},1,3,2,3100")
     ranges = read(parser, tmp_path, f"{RANGE_KERNELS}\n{other}").ranges
     assert (ranges["kernels"].sum(), ranges["kernel_ns"].sum()) == (4, 6100)
 
 
-def test_kernels_by_name_join_the_one_place_where_a_process_has_that_range(parser: ModuleType, tmp_path: Path) -> None:
+def test_kernels_by_name_join_the_one_place_where_a_process_has_that_range(parser, tmp_path):
     trace = """Start (ns),End (ns),Duration (ns),Name,PID,TID,Lvl,NumChild,RangeId,ParentId,RangeStack
 0,1000,1000,profpipe:a=1,1,1,0,2,1,,:1
 10,100,90,forward,1,1,1,0,2,1,:1:2
@@ -273,7 +252,7 @@ forward,PushPop,1,1,2,5,50,g
     assert pd.isna(by_range[1, "a=1", "forward"][1]) and pd.isna(by_range[1, "a=1", "aten::mm > forward"][1])
 
 
-def test_rows_by_launch_shape_become_one_kernel(parser: ModuleType, tmp_path: Path) -> None:
+def test_rows_by_launch_shape_become_one_kernel(parser, tmp_path):
     text = """Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),GridXYZ,BlockXYZ,Name
 60.0,30,2,15.0,15.0,10,20,7.0710678,  20   32    1, 128    1    1,k
 40.0,20,1,20.0,20.0,20,20,0.0,  80   32    1, 128    1    1,k
@@ -284,14 +263,14 @@ def test_rows_by_launch_shape_become_one_kernel(parser: ModuleType, tmp_path: Pa
     assert pd.isna(row["median_ns"])
 
 
-def test_tables_of_mpi_and_opengl_are_not_taken_for_kernels(parser: ModuleType, tmp_path: Path) -> None:
+def test_tables_of_mpi_and_opengl_are_not_taken_for_kernels(parser, tmp_path):
     mpi = "Processing [x.sqlite] with [/opt/reports/openmp_sum.py]...\n" + SUMMARY + "\n"
     assert "no table" in refusal(parser, tmp_path, mpi)
     kernel = "Processing [x.sqlite] with [/opt/reports/gpukernsum.py]...\n" + SUMMARY
     assert read(parser, tmp_path, mpi + kernel).origin.launches == 3
 
 
-def test_a_case_is_recognised_by_the_name_of_its_range(parser: ModuleType, tmp_path: Path) -> None:
+def test_a_case_is_recognised_by_the_name_of_its_range(parser, tmp_path):
     text = """Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Style,Range
 60.0,300,3,100.0,100.0,100,100,0.0,PushPop,:profpipe:impl=fa2
 40.0,200,3,66.0,66.0,60,80,1.0,PushPop,:forward
@@ -303,7 +282,7 @@ def test_a_case_is_recognised_by_the_name_of_its_range(parser: ModuleType, tmp_p
 # --- spellings -------------------------------------------------------------------------------------------------------
 
 
-def test_numbers_of_a_locale_with_decimal_commas_are_read(parser: ModuleType, tmp_path: Path) -> None:
+def test_numbers_of_a_locale_with_decimal_commas_are_read(parser, tmp_path):
     parsed = read(parser, tmp_path, OLD_TEXT)
     assert (parsed.origin.launches, parsed.origin.total_ns) == (42, 2650453 + 294495)
     kernel = parsed.kernels.set_index("kernel").loc["kmeans_237_gpu"]
@@ -311,7 +290,7 @@ def test_numbers_of_a_locale_with_decimal_commas_are_read(parser: ModuleType, tm
 
 
 @pytest.mark.parametrize("group", [",", "'", "\u202f", "\u00a0"])
-def test_thousands_may_be_separated_in_any_way(parser: ModuleType, tmp_path: Path, group: str) -> None:
+def test_thousands_may_be_separated_in_any_way(parser, tmp_path, group):
     text = OLD_TEXT.replace(",", "#").replace(".", group).replace("#", ".")
     assert read(parser, tmp_path, text).origin.total_ns == 2650453 + 294495
 
@@ -319,7 +298,7 @@ def test_thousands_may_be_separated_in_any_way(parser: ModuleType, tmp_path: Pat
 @pytest.mark.parametrize(
     ("unit", "factor"), [("(us)", 1e3), ("(ms)", 1e6), ("(sec)", 1e9), ("(nsec)", 1), (":dur_us", 1e3)]
 )
-def test_the_header_states_the_unit(parser: ModuleType, tmp_path: Path, unit: str, factor: float) -> None:
+def test_the_header_states_the_unit(parser, tmp_path, unit, factor):
     text = SUMMARY.replace(" (ns)", unit if unit.startswith(":") else f" {unit}")
     parsed = read(parser, tmp_path, text)
     assert parsed.origin.total_ns == 4000 * factor
@@ -328,23 +307,23 @@ def test_the_header_states_the_unit(parser: ModuleType, tmp_path: Path, unit: st
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-8"])
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
-def test_any_encoding_and_line_end_is_read(parser: ModuleType, tmp_path: Path, encoding: str, newline: str) -> None:
+def test_any_encoding_and_line_end_is_read(parser, tmp_path, encoding, newline):
     text = ("$ nsys stats report.nsys-rep\n" + SUMMARY).replace("\n", newline)
     assert read(parser, tmp_path, text.encode(encoding)).origin.total_ns == 4000
 
 
-def test_semicolons_and_quoted_decimal_commas_are_read(parser: ModuleType, tmp_path: Path) -> None:
+def test_semicolons_and_quoted_decimal_commas_are_read(parser, tmp_path):
     text = SUMMARY.replace('"void f<int, 4>(T1)"', "void f<int# 4>(T1)").replace(",", ";").replace(".", ",")
     parsed = read(parser, tmp_path, text.replace("#", ","))
     assert parsed.origin.total_ns == 4000
     assert parsed.kernels["mean_ns"].max() == 1500
 
 
-def test_a_name_with_commas_needs_no_quotes(parser: ModuleType, tmp_path: Path) -> None:
+def test_a_name_with_commas_needs_no_quotes(parser, tmp_path):
     assert read(parser, tmp_path, SUMMARY.replace('"', "")).kernels["kernel"].tolist()[0].startswith("f<int, 4")
 
 
-def test_names_cut_with_an_ellipsis_are_counted(parser: ModuleType, tmp_path: Path) -> None:
+def test_names_cut_with_an_ellipsis_are_counted(parser, tmp_path):
     parsed = read(parser, tmp_path, SUMMARY.replace('"void f<int, 4>(T1)"', "void at::native::elementwise_ker…"))
     assert any(note.startswith("1 kernel names are cut") for note in parsed.origin.notes)
 
@@ -352,20 +331,20 @@ def test_names_cut_with_an_ellipsis_are_counted(parser: ModuleType, tmp_path: Pa
 # --- refusing --------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_cut_in_its_last_row_is_refused(parser: ModuleType, tmp_path: Path) -> None:
+def test_a_file_cut_in_its_last_row_is_refused(parser, tmp_path):
     assert "cut short" in refusal(parser, tmp_path, SUMMARY[:-30])
 
 
-def test_a_table_cut_between_rows_says_how_much_it_holds(parser: ModuleType, tmp_path: Path) -> None:
+def test_a_table_cut_between_rows_says_how_much_it_holds(parser, tmp_path):
     parsed = read(parser, tmp_path, "\n".join(SUMMARY.splitlines()[:2]) + "\n")
     assert parsed.origin.notes == ("the table was cut: its rows make up 75.0 % of the kernel time",)
 
 
-def test_a_header_without_rows_is_refused(parser: ModuleType, tmp_path: Path) -> None:
+def test_a_header_without_rows_is_refused(parser, tmp_path):
     assert "no table" in refusal(parser, tmp_path, SUMMARY.splitlines()[0] + "\n")
 
 
-def test_error_lines_are_refused_with_what_they_say(parser: ModuleType, tmp_path: Path) -> None:
+def test_error_lines_are_refused_with_what_they_say(parser, tmp_path):
     text = (
         "Processing [x.sqlite] with [gpukernsum.py]...\nERROR: Report 'gpukernsum.py' encountered an internal error\n"
     )
@@ -373,15 +352,13 @@ def test_error_lines_are_refused_with_what_they_say(parser: ModuleType, tmp_path
 
 
 @pytest.mark.parametrize("broken", ["30…", "30..00", "3000e999", "٣٠٠٠"])
-def test_a_broken_number_is_refused(parser: ModuleType, tmp_path: Path, broken: str) -> None:
+def test_a_broken_number_is_refused(parser, tmp_path, broken):
     assert "where a number should" in refusal(parser, tmp_path, SUMMARY.replace("3000", broken))
 
 
 @pytest.mark.parametrize("broken", ["7.5", "1e30", "-1e30"])
 @pytest.mark.parametrize("column", ["instances", "stream", "process of a range"])
-def test_a_count_or_an_id_that_is_a_fraction_or_too_large_is_refused(
-    parser: ModuleType, tmp_path: Path, column: str, broken: str
-) -> None:
+def test_a_count_or_an_id_that_is_a_fraction_or_too_large_is_refused(parser, tmp_path, column, broken):
     text = {
         "instances": SUMMARY.replace("1000,1,1000.0", f"1000,{broken},1000.0"),
         "stream": TRACE.replace(",1,8,g", f",1,{broken},g"),
@@ -391,20 +368,18 @@ def test_a_count_or_an_id_that_is_a_fraction_or_too_large_is_refused(
 
 
 @pytest.mark.parametrize("ordinal", ["٣", "0٣", "9" * 10, "9" * 400])
-def test_a_name_of_a_device_that_ends_in_no_ordinal_stays_a_name(
-    parser: ModuleType, tmp_path: Path, ordinal: str
-) -> None:
+def test_a_name_of_a_device_that_ends_in_no_ordinal_stays_a_name(parser, tmp_path, ordinal):
     kernels = read(parser, tmp_path, TRACE.replace("H200 (1)", f"H200 ({ordinal})")).kernels
     assert kernels.set_index("kernel")["device"].dropna().to_dict() == {"f<int, 4>": 0}
     assert len(kernels) == 3
 
 
-def test_a_row_that_contradicts_itself_is_refused(parser: ModuleType, tmp_path: Path) -> None:
+def test_a_row_that_contradicts_itself_is_refused(parser, tmp_path):
     assert "times mean are not the total in the row of 'g'" in refusal(
         parser, tmp_path, SUMMARY.replace("25.0,1000,1", "25.0,9000,1")
     )
 
 
-def test_a_file_with_api_calls_only_has_no_kernels(parser: ModuleType, tmp_path: Path) -> None:
+def test_a_file_with_api_calls_only_has_no_kernels(parser, tmp_path):
     text = SUMMARY.replace("Instances", "Num Calls")
     assert "holds no kernels" in refusal(parser, tmp_path, text)

@@ -1,16 +1,12 @@
 """nsys exports: every recorded file against the truth, and small hand-written ones for what they do not hold."""
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pandas as pd
@@ -27,7 +23,7 @@ from profpipe.results import schema
 RECORDED = Path(__file__).parent / "data" / "nsys-2025.3.1"
 
 
-def by_phase(parsed: schema.Tables) -> dict[str, int]:
+def by_phase(parsed):
     kernels = parsed.kernels[parsed.kernels["kind"] == "kernel"]
     return {str(phase): int(calls) for phase, calls in kernels.groupby("phase")["calls"].sum().items()}
 
@@ -35,9 +31,7 @@ def by_phase(parsed: schema.Tables) -> dict[str, int]:
 # --- recorded files --------------------------------------------------------------------------------------------------
 
 
-def test_kernels_of_autograds_thread_belong_to_the_backward_range_of_the_thread_that_called_it(
-    parser: ModuleType, record_property: Callable[[str, object], None]
-) -> None:
+def test_kernels_of_autograds_thread_belong_to_the_backward_range_of_the_thread_that_called_it(parser, record_property):
     parsed = reader.parse(parser, RECORDED / "training" / "lm_eager.sqlite")
     in_a_step = {
         "forward": 46,
@@ -57,7 +51,7 @@ def test_kernels_of_autograds_thread_belong_to_the_backward_range_of_the_thread_
     assert sum(count or 0 for count in parsed.origin.attribution.values()) == 723
 
 
-def test_every_case_has_the_same_kernels_in_each_of_its_iterations(parser: ModuleType, tmp_path: Path) -> None:
+def test_every_case_has_the_same_kernels_in_each_of_its_iterations(parser, tmp_path):
     source = RECORDED / "attention" / "attn_h200.sqlite"
     ranges = parser.parse(source).ranges
     iterations = ranges[ranges["range"].str.endswith(" > iter")]
@@ -75,7 +69,7 @@ def test_every_case_has_the_same_kernels_in_each_of_its_iterations(parser: Modul
         assert len(contents) == 1, case
 
 
-def test_statistics_are_of_single_launches(parser: ModuleType) -> None:
+def test_statistics_are_of_single_launches(parser):
     path = RECORDED / "attention" / "attn_h200.sqlite"
     with closing(sqlite3.connect(path)) as database:
         single = pd.read_sql('SELECT "end" - start AS ns FROM CUPTI_ACTIVITY_KIND_KERNEL', database)
@@ -89,7 +83,7 @@ def test_statistics_are_of_single_launches(parser: ModuleType) -> None:
 # --- where launches belong -------------------------------------------------------------------------------------------
 
 
-def test_kernels_of_two_processes_with_one_correlation_id_stay_apart(parser: ModuleType, tmp_path: Path) -> None:
+def test_kernels_of_two_processes_with_one_correlation_id_stay_apart(parser, tmp_path):
     export = Export()
     for pid, name in ((1, "one"), (2, "two")):
         export.range(0, 100, f"profpipe:{name}", pid=pid)
@@ -120,13 +114,7 @@ PLACED: dict[str, tuple[list[tuple[Any, ...]], list[tuple[int, ...]], dict[tuple
 
 
 @pytest.mark.parametrize(("ranges", "launches", "expected"), PLACED.values(), ids=PLACED)
-def test_launches_belong_to_ranges(
-    parser: ModuleType,
-    tmp_path: Path,
-    ranges: list[tuple[Any, ...]],
-    launches: list[tuple[int, ...]],
-    expected: dict[tuple[str, str], int],
-) -> None:
+def test_launches_belong_to_ranges(parser, tmp_path, ranges, launches, expected):
     export = Export()
     for begin, end, name, *tid in ranges:
         export.range(begin, end, name, 1, *tid)
@@ -136,7 +124,7 @@ def test_launches_belong_to_ranges(
     assert kernels.groupby(["case", "phase"])["calls"].sum().to_dict() == expected
 
 
-def test_columns_of_other_versions_may_be_missing_or_more(parser: ModuleType, tmp_path: Path) -> None:
+def test_columns_of_other_versions_may_be_missing_or_more(parser, tmp_path):
     export = Export()
     export.range(0, 100, "forward")
     export.launch(30, 1)
@@ -149,7 +137,7 @@ def test_columns_of_other_versions_may_be_missing_or_more(parser: ModuleType, tm
         assert by_phase(parser.parse(export.write_sqlite(tmp_path / f"{number}.sqlite", **changed))) == {"forward": 1}
 
 
-def test_many_kernels_of_one_graph_launch_belong_where_it_was_launched(parser: ModuleType, tmp_path: Path) -> None:
+def test_many_kernels_of_one_graph_launch_belong_where_it_was_launched(parser, tmp_path):
     export = Export()
     export.range(0, 100, "profpipe:graph")
     export.call(10, 20, 9, name="cudaGraphLaunch_v10000")
@@ -161,9 +149,7 @@ def test_many_kernels_of_one_graph_launch_belong_where_it_was_launched(parser: M
     assert parsed.origin.notes == ()
 
 
-def test_records_of_whole_graphs_are_a_separate_kind_with_a_note_on_hidden_kernels(
-    parser: ModuleType, tmp_path: Path
-) -> None:
+def test_records_of_whole_graphs_are_a_separate_kind_with_a_note_on_hidden_kernels(parser, tmp_path):
     export = Export()
     export.range(0, 100, "profpipe:graph")
     export.call(10, 20, 9, name="cudaGraphLaunch_v10000")
@@ -180,7 +166,7 @@ def test_records_of_whole_graphs_are_a_separate_kind_with_a_note_on_hidden_kerne
     assert any("hide the kernels" in note and "--cuda-graph-trace=node" in note for note in parsed.origin.notes)
 
 
-def test_a_whole_graph_without_an_id_is_named_by_its_executable_or_by_none(parser: ModuleType, tmp_path: Path) -> None:
+def test_a_whole_graph_without_an_id_is_named_by_its_executable_or_by_none(parser, tmp_path):
     export = Export()
     for start, graph, executable in ((10, 3, 8), (30, None, 9), (50, None, None)):
         where = {"correlationId": start, "globalPid": pid_id(1), "deviceId": 0, "streamId": 7}
@@ -191,7 +177,7 @@ def test_a_whole_graph_without_an_id_is_named_by_its_executable_or_by_none(parse
     assert set(parsed.kernels["kernel_class"]) == {"graph"}
 
 
-def test_a_kernel_without_its_demangled_name_has_the_next_best(parser: ModuleType, tmp_path: Path) -> None:
+def test_a_kernel_without_its_demangled_name_has_the_next_best(parser, tmp_path):
     export = Export()
     export.kernel(0, 10, 1, "void whole<int>(int*)")
     export.kernel(20, 30, 2, "short", demangledName=None)
@@ -204,7 +190,7 @@ def test_a_kernel_without_its_demangled_name_has_the_next_best(parser: ModuleTyp
     assert sorted(parser.parse(export.write_sqlite(tmp_path / "none.sqlite")).kernels["kernel"]) == names
 
 
-def test_graph_launches_without_any_record_are_missed_aloud(parser: ModuleType, tmp_path: Path) -> None:
+def test_graph_launches_without_any_record_are_missed_aloud(parser, tmp_path):
     export = Export()
     export.launch(0, 1)
     export.call(10, 20, 9, name="cudaGraphLaunch_v10000")
@@ -212,7 +198,7 @@ def test_graph_launches_without_any_record_are_missed_aloud(parser: ModuleType, 
     assert any(note.startswith("1 launches of CUDA graphs left no kernel") for note in notes)
 
 
-def test_a_kernel_launched_before_the_capture_lies_in_no_range(parser: ModuleType, tmp_path: Path) -> None:
+def test_a_kernel_launched_before_the_capture_lies_in_no_range(parser, tmp_path):
     export = Export()
     export.range(0, 100, "profpipe:a")
     export.launch(10, 1)
@@ -226,7 +212,7 @@ def test_a_kernel_launched_before_the_capture_lies_in_no_range(parser: ModuleTyp
 # --- ranges ----------------------------------------------------------------------------------------------------------
 
 
-def test_ranges_are_named_by_text_or_registered_string_with_their_domain(parser: ModuleType, tmp_path: Path) -> None:
+def test_ranges_are_named_by_text_or_registered_string_with_their_domain(parser, tmp_path):
     export = Export()
     export.range(0, None, "NCCL", eventType=DOMAIN, domainId=4)
     export.range(0, 100, None, textId=export.string("registered"))
@@ -238,7 +224,7 @@ def test_ranges_are_named_by_text_or_registered_string_with_their_domain(parser:
     }
 
 
-def test_ranges_are_named_though_the_first_hundred_thousand_have_no_text(parser: ModuleType, tmp_path: Path) -> None:
+def test_ranges_are_named_though_the_first_hundred_thousand_have_no_text(parser, tmp_path):
     export = Export()
     for start in range(0, 500_000, 4):
         export.range(start, start + 1, None, textId=export.string("registered"))
@@ -247,7 +233,7 @@ def test_ranges_are_named_though_the_first_hundred_thousand_have_no_text(parser:
     assert by_phase(parser.parse(export.write_sqlite(tmp_path / "x.sqlite"))) == {"late": 1}
 
 
-def test_a_range_without_an_end_lasts_until_the_captures_end(parser: ModuleType, tmp_path: Path) -> None:
+def test_a_range_without_an_end_lasts_until_the_captures_end(parser, tmp_path):
     export = Export()
     export.range(0, None, "open")
     export.launch(30, 1)
@@ -257,7 +243,7 @@ def test_a_range_without_an_end_lasts_until_the_captures_end(parser: ModuleType,
     assert parsed.origin.notes == ("1 ranges have no end and are taken to last until the capture's end",)
 
 
-def test_a_range_that_ends_in_another_thread_belongs_to_none(parser: ModuleType, tmp_path: Path) -> None:
+def test_a_range_that_ends_in_another_thread_belongs_to_none(parser, tmp_path):
     export = Export()
     export.range(0, 100, "wanders", eventType=START_END, endGlobalTid=thread_id(1, 2))
     export.range(5, 95, "stays", eventType=START_END, endGlobalTid=thread_id(1, 1))
@@ -267,7 +253,7 @@ def test_a_range_that_ends_in_another_thread_belongs_to_none(parser: ModuleType,
     assert any("end in another thread" in note for note in parsed.origin.notes)
 
 
-def test_busy_time_counts_kernels_that_overlap_once(parser: ModuleType, tmp_path: Path) -> None:
+def test_busy_time_counts_kernels_that_overlap_once(parser, tmp_path):
     export = Export()
     export.range(0, 100, "profpipe:a")
     for correlation, (start, end) in enumerate([(100, 200), (150, 160), (190, 240), (300, 310)], start=1):
@@ -277,7 +263,7 @@ def test_busy_time_counts_kernels_that_overlap_once(parser: ModuleType, tmp_path
     assert ranges[["kernels", "kernel_ns", "busy_ns", "span_ns"]].to_numpy().tolist() == [[4, 170, 150, 210]]
 
 
-def test_a_span_is_from_the_first_to_the_last_kernel_of_an_iteration(parser: ModuleType, tmp_path: Path) -> None:
+def test_a_span_is_from_the_first_to_the_last_kernel_of_an_iteration(parser, tmp_path):
     """Not of the pauses between iterations, however far the GPU is behind the host; only a case's own range has one."""
     export = Export()
     for begin in (0, 100):
@@ -292,9 +278,7 @@ def test_a_span_is_from_the_first_to_the_last_kernel_of_an_iteration(parser: Mod
     assert ranges["span_ns"].isna().tolist() == [False, True]
 
 
-def test_domains_without_ranges_point_to_the_nvtx_package_that_old_nsys_does_not_see(
-    parser: ModuleType, tmp_path: Path
-) -> None:
+def test_domains_without_ranges_point_to_the_nvtx_package_that_old_nsys_does_not_see(parser, tmp_path):
     export = Export()
     export.range(0, None, "NVTX", eventType=DOMAIN, domainId=1)
     export.launch(30, 1)
@@ -310,7 +294,7 @@ for _ in range(3):
 """
 
 
-def test_ranges_recorded_and_exported_by_a_real_nsys_are_read(parser: ModuleType, nsys: Path, tmp_path: Path) -> None:
+def test_ranges_recorded_and_exported_by_a_real_nsys_are_read(parser, nsys, tmp_path):
     real_nsys.record(nsys, tmp_path / "x.nsys-rep", sys.executable, "-c", PROGRAM)
     export = [nsys, "export", "-t", "sqlite", "-q", "true", "-o", tmp_path / "x.sqlite", tmp_path / "x.nsys-rep"]
     subprocess.run(export, check=True, capture_output=True, timeout=120)
@@ -328,7 +312,7 @@ def test_ranges_recorded_and_exported_by_a_real_nsys_are_read(parser: ModuleType
 # --- metadata of the file --------------------------------------------------------------------------------------------
 
 
-def test_an_export_of_2020_names_its_gpu_in_a_separate_table(parser: ModuleType, tmp_path: Path) -> None:
+def test_an_export_of_2020_names_its_gpu_in_a_separate_table(parser, tmp_path):
     export = Export()
     export.launch(0, 1)
     export.add("TARGET_INFO_CUDA_GPU", name="NVIDIA GeForce RTX 3080", deviceId=0)
@@ -337,7 +321,7 @@ def test_an_export_of_2020_names_its_gpu_in_a_separate_table(parser: ModuleType,
 
 
 @pytest.mark.parametrize("table", ["META_DATA_EXPORT", "EXPORT_META_DATA"])
-def test_either_meta_table_gives_the_version(parser: ModuleType, tmp_path: Path, table: str) -> None:
+def test_either_meta_table_gives_the_version(parser, tmp_path, table):
     export = Export()
     export.launch(0, 1)
     export.add(table, name="EXPORT_PRODUCT_VERSION", value="2022.2.1.31")
@@ -346,7 +330,7 @@ def test_either_meta_table_gives_the_version(parser: ModuleType, tmp_path: Path,
     assert (origin.tool_version, origin.format) == ("2022.2.1.31", "nsys export, schema 2.9.1")
 
 
-def test_the_gpu_is_named_by_cudas_ordinal_not_by_the_order_on_the_bus(parser: ModuleType, tmp_path: Path) -> None:
+def test_the_gpu_is_named_by_cudas_ordinal_not_by_the_order_on_the_bus(parser, tmp_path):
     export = Export()
     export.launch(0, 1)
     export.add("TARGET_INFO_GPU", id=0, name="slow", cuDevice=1)
@@ -357,7 +341,7 @@ def test_the_gpu_is_named_by_cudas_ordinal_not_by_the_order_on_the_bus(parser: M
     assert parser.parse(export.write_sqlite(tmp_path / "b.sqlite")).origin.device == "slow"
 
 
-def test_records_that_end_before_they_begin_are_left_out_and_counted(parser: ModuleType, tmp_path: Path) -> None:
+def test_records_that_end_before_they_begin_are_left_out_and_counted(parser, tmp_path):
     export = Export()
     export.launch(0, 1)
     export.kernel(0, 0, 1)
@@ -368,7 +352,7 @@ def test_records_that_end_before_they_begin_are_left_out_and_counted(parser: Mod
     assert origin.notes == ("3 records end before they begin, or have no time, and were left out",)
 
 
-def test_failed_calls_and_warnings_about_cuda_are_passed_on(parser: ModuleType, tmp_path: Path) -> None:
+def test_failed_calls_and_warnings_about_cuda_are_passed_on(parser, tmp_path):
     export = Export()
     export.launch(0, 1)
     export.call(20, 21, 2, returnValue=700)
@@ -388,7 +372,7 @@ def test_failed_calls_and_warnings_about_cuda_are_passed_on(parser: ModuleType, 
     assert origin.details == ("nsys: Not all CUDA events might have been collected.",)
 
 
-def test_a_text_of_another_encoding_in_a_side_table_refuses_no_export(parser: ModuleType, tmp_path: Path) -> None:
+def test_a_text_of_another_encoding_in_a_side_table_refuses_no_export(parser, tmp_path):
     export = Export()
     export.launch(0, 1)
     export.add("META_DATA_EXPORT", name="EXPORT_PARAM_INPUT_FILE", value="latin")
@@ -404,7 +388,7 @@ def test_a_text_of_another_encoding_in_a_side_table_refuses_no_export(parser: Mo
     assert origin.notes == ("nsys: CUDA /\ufffd\ufffd\ufffd",)
 
 
-def test_copies_and_sets_are_rows_of_separate_kinds_and_not_launches(parser: ModuleType, tmp_path: Path) -> None:
+def test_copies_and_sets_are_rows_of_separate_kinds_and_not_launches(parser, tmp_path):
     export = Export()
     export.launch(0, 1)
     place = {"deviceId": 0, "streamId": 7, "globalPid": pid_id(1)}
@@ -417,7 +401,7 @@ def test_copies_and_sets_are_rows_of_separate_kinds_and_not_launches(parser: Mod
     assert (parsed.origin.launches, parsed.origin.total_ns) == (1, 10)
 
 
-def test_an_id_of_more_than_32_bits_refuses_no_export(parser: ModuleType, tmp_path: Path) -> None:
+def test_an_id_of_more_than_32_bits_refuses_no_export(parser, tmp_path):
     """CUPTI's id of no stream is 2^32 - 1, and ids of 32 bits come with a sign from some exporters."""
     export = Export()
     export.range(0, 100, "profpipe:n=1")
@@ -434,7 +418,7 @@ def test_an_id_of_more_than_32_bits_refuses_no_export(parser: ModuleType, tmp_pa
     assert places.loc["nowhere"].isna().all() and places.loc["[CUDA memcpy Unified Host-to-Device]"].isna().any()
 
 
-def test_ids_of_64_bits_without_a_sign_are_those_that_sqlite_has_with_one(parser: ModuleType, tmp_path: Path) -> None:
+def test_ids_of_64_bits_without_a_sign_are_those_that_sqlite_has_with_one(parser, tmp_path):
     export = Export()
     export.range(0, 100, "profpipe:n=1")
     export.launch(10, 1)
@@ -451,7 +435,7 @@ def test_ids_of_64_bits_without_a_sign_are_those_that_sqlite_has_with_one(parser
     assert found.origin.attributed_ns == 10
 
 
-def test_a_file_with_no_kernels_says_so(parser: ModuleType, tmp_path: Path) -> None:
+def test_a_file_with_no_kernels_says_so(parser, tmp_path):
     export = Export()
     export.string("anything")
     export.range(0, 50, "forward")
@@ -461,7 +445,7 @@ def test_a_file_with_no_kernels_says_so(parser: ModuleType, tmp_path: Path) -> N
     assert parsed.origin.without_kernels == "no kernels in this file"
 
 
-def test_a_parquet_export_gives_the_same_tables_as_the_sqlite_export(parser: ModuleType, tmp_path: Path) -> None:
+def test_a_parquet_export_gives_the_same_tables_as_the_sqlite_export(parser, tmp_path):
     export = Export()
     export.range(-50, 100, "profpipe:a")
     export.range(0, 60, None, textId=export.string("forward"))
@@ -479,7 +463,7 @@ def test_a_parquet_export_gives_the_same_tables_as_the_sqlite_export(parser: Mod
 # --- refusing --------------------------------------------------------------------------------------------------------
 
 
-def refusal(parser: ModuleType, path: Path) -> str:
+def refusal(parser, path):
     assert parser.sniff(path), "its own file, if damaged"
     with pytest.raises(UnreadableFile) as refused:
         parser.parse(path)
@@ -489,13 +473,13 @@ def refusal(parser: ModuleType, path: Path) -> str:
     return text
 
 
-def test_a_truncated_export_is_refused(parser: ModuleType, tmp_path: Path) -> None:
+def test_a_truncated_export_is_refused(parser, tmp_path):
     path = tmp_path / "cut.sqlite"
     path.write_bytes((RECORDED / "training" / "lm_eager.sqlite").read_bytes()[:100_000])
     assert "cut short" in refusal(parser, path)
 
 
-def test_a_parquet_export_with_a_broken_table_is_refused(parser: ModuleType, tmp_path: Path) -> None:
+def test_a_parquet_export_with_a_broken_table_is_refused(parser, tmp_path):
     export = Export()
     export.launch(0, 1)
     folder = export.write_parquet(tmp_path / "x")
@@ -504,7 +488,7 @@ def test_a_parquet_export_with_a_broken_table_is_refused(parser: ModuleType, tmp
     assert "cut short" in refusal(parser, folder)
 
 
-def test_an_export_with_a_journal_file_was_interrupted(parser: ModuleType, tmp_path: Path) -> None:
+def test_an_export_with_a_journal_file_was_interrupted(parser, tmp_path):
     export = Export()
     export.launch(0, 1)
     path = export.write_sqlite(tmp_path / "x.sqlite")
@@ -512,7 +496,7 @@ def test_an_export_with_a_journal_file_was_interrupted(parser: ModuleType, tmp_p
     assert "interrupted" in refusal(parser, path)
 
 
-def test_a_schema_whose_text_is_not_valid_text_is_refused(parser: ModuleType, tmp_path: Path) -> None:
+def test_a_schema_whose_text_is_not_valid_text_is_refused(parser, tmp_path):
     # SQLite's message quotes the bytes, and Python cannot decode the message.
     export = Export()
     export.launch(0, 1)
@@ -523,7 +507,7 @@ def test_a_schema_whose_text_is_not_valid_text_is_refused(parser: ModuleType, tm
     assert "cannot be read" in refusal(parser, path)
 
 
-def test_rows_whose_ids_descend_by_damage_are_all_read(parser: ModuleType, tmp_path: Path) -> None:
+def test_rows_whose_ids_descend_by_damage_are_all_read(parser, tmp_path):
     export = Export()
     for correlation in range(3):
         export.launch(100 * correlation, correlation + 1)
@@ -543,7 +527,7 @@ def test_rows_whose_ids_descend_by_damage_are_all_read(parser: ModuleType, tmp_p
     assert parsed.origin.launches == 3
 
 
-def three_launches(folder: Path) -> Path:
+def three_launches(folder):
     export = Export()
     for correlation in range(1, 4):
         export.launch(100 * correlation, correlation)
@@ -560,7 +544,7 @@ def three_launches(folder: Path) -> Path:
     ],
     ids=["a gap", "numbers beyond the rows", "the largest number", "negative numbers"],
 )
-def test_the_numbers_of_rows_need_not_count_them(parser: ModuleType, tmp_path: Path, change: str) -> None:
+def test_the_numbers_of_rows_need_not_count_them(parser, tmp_path, change):
     path = three_launches(tmp_path)
     with closing(sqlite3.connect(path)) as database:
         for table in ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"):
@@ -570,7 +554,7 @@ def test_the_numbers_of_rows_need_not_count_them(parser: ModuleType, tmp_path: P
     assert parsed.origin.launches == (2 if change.startswith("DELETE") else 3)
 
 
-def test_tables_may_have_a_key_instead_of_numbers_of_rows(parser: ModuleType, tmp_path: Path) -> None:
+def test_tables_may_have_a_key_instead_of_numbers_of_rows(parser, tmp_path):
     path = three_launches(tmp_path)
     with closing(sqlite3.connect(path)) as database:
         for table in ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"):
@@ -584,7 +568,7 @@ def test_tables_may_have_a_key_instead_of_numbers_of_rows(parser: ModuleType, tm
     assert parsed.origin.launches == 3
 
 
-def test_an_export_that_was_killed_lacks_its_first_page(parser: ModuleType, tmp_path: Path) -> None:
+def test_an_export_that_was_killed_lacks_its_first_page(parser, tmp_path):
     # As `nsys export` 2022.4 leaves it when it is killed.
     path = tmp_path / "x.sqlite"
     content = (RECORDED / "training" / "lm_eager.sqlite").read_bytes()
@@ -594,7 +578,7 @@ def test_an_export_that_was_killed_lacks_its_first_page(parser: ModuleType, tmp_
     assert not parser.sniff(path)
 
 
-def test_kernels_without_any_name_are_refused(parser: ModuleType, tmp_path: Path) -> None:
+def test_kernels_without_any_name_are_refused(parser, tmp_path):
     export = Export()
     export.launch(0, 1)
     del export.rows["StringIds"]
@@ -603,7 +587,7 @@ def test_kernels_without_any_name_are_refused(parser: ModuleType, tmp_path: Path
     assert "no kernel's name" in refusal(parser, export.write_sqlite(tmp_path / "b.sqlite"))
 
 
-def test_a_read_only_export_is_read_without_leaving_a_file(parser: ModuleType, tmp_path: Path) -> None:
+def test_a_read_only_export_is_read_without_leaving_a_file(parser, tmp_path):
     folder = tmp_path / "50 % #1? of it"
     folder.mkdir()
     export = Export()
@@ -623,7 +607,7 @@ def test_a_read_only_export_is_read_without_leaving_a_file(parser: ModuleType, t
 # --- single launches -------------------------------------------------------------------------------------------------
 
 
-def test_every_kernel_of_a_real_export_is_a_single_launch_with_its_grid(parser: ModuleType) -> None:
+def test_every_kernel_of_a_real_export_is_a_single_launch_with_its_grid(parser):
     path = RECORDED / "attention" / "attn_h200.sqlite"
     found = parser.launches(path)
     assert len(found) == 380 and found["duration_ns"].sum() == parser.parse(path).origin.total_ns
@@ -634,9 +618,7 @@ def test_every_kernel_of_a_real_export_is_a_single_launch_with_its_grid(parser: 
     assert Counter(rows.fetchall()) == Counter(zip(found["grid"], found["block"], found["duration_ns"], strict=True))
 
 
-def test_single_launches_come_in_the_order_of_their_calls_and_count_the_iterations_of_their_process(
-    parser: ModuleType, tmp_path: Path
-) -> None:
+def test_single_launches_come_in_the_order_of_their_calls_and_count_the_iterations_of_their_process(parser, tmp_path):
     export = Export()
     for pid in (1, 2):
         for begin in (100, 200):
@@ -656,7 +638,7 @@ def test_single_launches_come_in_the_order_of_their_calls_and_count_the_iteratio
     assert found["grid"].tolist() == ["5x1x1", "2x1x1", "3x1x1"] and (found["case"] == "n=1").all()
 
 
-def test_an_export_without_grids_has_no_single_launches(parser: ModuleType, tmp_path: Path) -> None:
+def test_an_export_without_grids_has_no_single_launches(parser, tmp_path):
     export = Export()
     export.launch(10, 1)
     assert parser.launches(export.write_sqlite(tmp_path / "e.sqlite")).empty

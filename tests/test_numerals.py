@@ -1,14 +1,12 @@
 """Numbers as tools print them: any grouping of digits, either decimal mark."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, strategies as st
 
 from profpipe.ingest import printed
 
 
-def written(value: float, group: str, mark: str) -> str:
+def written(value, group, mark):
     """``value`` with two decimals."""
     return f"{value:,.2f}".replace(",", "\0").replace(".", mark).replace("\0", group)
 
@@ -18,7 +16,7 @@ def written(value: float, group: str, mark: str) -> str:
     group=st.sampled_from(["", ",", ".", " ", "'", "\u2019", "\u00a0", "\u202f"]),
     mark=st.sampled_from([".", ","]),
 )
-def test_a_number_is_read_back_from_any_locale(value: float, group: str, mark: str) -> None:
+def test_a_number_is_read_back_from_any_locale(value, group, mark):
     if group == mark:
         group = ""
     text = written(value, group, mark)
@@ -40,10 +38,10 @@ def test_a_number_is_read_back_from_any_locale(value: float, group: str, mark: s
         ([], "."),
     ],
 )
-def test_unambiguous_numbers_decide_the_decimal_mark(texts: list[str], mark: str) -> None:
+def test_unambiguous_numbers_decide_the_decimal_mark(texts, mark):
     assert printed.decimal_mark(texts) == mark
 
 
 @pytest.mark.parametrize("text", ["", "n/a", "nan", "1.2.3", "12abc", "0x10", "1e999", "٣", "-", "5 (2; 3)"])
-def test_text_that_is_not_a_number_is_none(text: str) -> None:
+def test_text_that_is_not_a_number_is_none(text):
     assert printed.number(text, ".") is None

@@ -1,12 +1,9 @@
 """The `nvtx` package in reach is one whose ranges every nsys records, the oldest included."""
 
-from __future__ import annotations
-
 import sqlite3
 import subprocess
 import sys
 from importlib import metadata
-from pathlib import Path
 
 import real_nsys
 
@@ -24,12 +21,12 @@ nvtx.pop_range()
 PUSH_POP = 59
 
 
-def test_the_installed_nvtx_is_older_than_the_release_that_old_nsys_ignores() -> None:
+def test_the_installed_nvtx_is_older_than_the_release_that_old_nsys_ignores():
     major, minor, patch = (int(part) for part in metadata.version("nvtx").split(".")[:3])
     assert (0, 2, 8) <= (major, minor, patch) < (0, 2, 12)
 
 
-def test_ranges_of_the_nvtx_package_arrive_in_a_real_nsys_export(nsys: Path, tmp_path: Path) -> None:
+def test_ranges_of_the_nvtx_package_arrive_in_a_real_nsys_export(nsys, tmp_path):
     program, report, export = (tmp_path / name for name in ("ranges.py", "capture.nsys-rep", "capture.sqlite"))
     program.write_text(PROGRAM)
     real_nsys.record(nsys, report, sys.executable, program)
@@ -37,7 +34,7 @@ def test_ranges_of_the_nvtx_package_arrive_in_a_real_nsys_export(nsys: Path, tmp
     assert _ranges(export) == ["profpipe:impl=fa2,seqlen=512", "forward", "computing softmax"]
 
 
-def _ranges(export: Path) -> list[str]:
+def _ranges(export):
     query = """
         select coalesce(event.text, strings.value)
         from NVTX_EVENTS event left join StringIds strings on strings.id = event.textId

@@ -1,7 +1,5 @@
 """Communication and computation at once: in exports and traces written by hand, as no recorded file here has both."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A wheel, an editable install and a bare checkout all find the parsers, workloads and templates."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -42,21 +40,22 @@ def pip(python, command, *arguments, cwd):
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory):
+def checkout(made_once):
     """A copy of the files that the project ships, so that building changes nothing in the checkout."""
-    copy = tmp_path_factory.mktemp("checkout")
+    return made_once("checkout", copy_shipped)
+
+
+def copy_shipped(copy):
     for folder in ("profpipe", *KINDS):
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "pipeline.yaml"):
         shutil.copy(ROOT / name, copy)
-    return copy
 
 
 @pytest.fixture(scope="module")
-def wheel(checkout, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
-    pip(sys.executable, "wheel", "--wheel-dir", folder, checkout, cwd=folder)
-    return next(folder.glob("*.whl"))
+def wheel(checkout, made_once):
+    build = lambda folder: pip(sys.executable, "wheel", "--wheel-dir", folder, checkout, cwd=folder)  # noqa: E731
+    return next(made_once("wheel", build).glob("*.whl"))
 
 
 @pytest.fixture

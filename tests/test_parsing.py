@@ -9,7 +9,7 @@ import pytest
 
 from profpipe.errors import ConfigError, UnreadableFile
 from profpipe.ingest import reader
-from profpipe.ingest.reader import Read, Refusal, Source
+from profpipe.ingest.reader import InputFile, Read, Refusal
 
 ROOT = Path(__file__).parents[1]
 
@@ -48,7 +48,7 @@ def project(tmp_path):
 def read(project, rows=ROWS, **origin):
     path = project / "x.mine"
     path.write_text(json.dumps({"mine": {"rows": rows, "origin": {**ORIGIN, **origin}}}))
-    (result,) = reader.ingest([Source(path, path.name)], pipeline_dir=project)
+    (result,) = reader.ingest([InputFile(path, path.name)], pipeline_dir=project)
     return result
 
 
@@ -60,7 +60,7 @@ def test_a_changed_copy_of_a_shipped_parser_works_in_the_pipelines_folder(projec
     ours = (ROOT / "parsers" / "nsys_csv.py").read_text(encoding="utf-8")
     (project / "parsers" / "nsys_csv.py").write_text(ours.replace('format="nsys stats reports"', 'format="changed"'))
     (project / "x.csv").write_text("Time (%),Total Time (ns),Instances,Avg (ns),Name\n100.0,30,2,15.0,k\n")
-    (result,) = reader.ingest([Source(project / "x.csv", "x.csv")], pipeline_dir=project)
+    (result,) = reader.ingest([InputFile(project / "x.csv", "x.csv")], pipeline_dir=project)
     assert isinstance(result, Read) and result.tables.origin.format == "changed"
 
 
@@ -86,7 +86,7 @@ def test_a_parser_whose_rows_contradict_its_sums_is_refused_by_name(project, cha
 def test_a_folder_is_not_offered_to_a_parser_that_reads_files(project):
     read(project)
     (project / "folder.mine").mkdir()
-    (result,) = reader.ingest([Source(project / "folder.mine", "folder.mine")], pipeline_dir=project)
+    (result,) = reader.ingest([InputFile(project / "folder.mine", "folder.mine")], pipeline_dir=project)
     assert isinstance(result, Refusal) and result.what == "is a folder, and not one that a profiler wrote"
 
 
@@ -112,7 +112,9 @@ def test_a_parser_that_fails_is_named_with_the_line_and_the_other_files_are_read
     broken, whole = project / "broken.mine", project / "x.mine"
     broken.write_text('{"mine": {"rows": []}}')
     read(project)
-    refusal, result = reader.ingest([Source(broken, "broken.mine"), Source(whole, "x.mine")], pipeline_dir=project)
+    refusal, result = reader.ingest(
+        [InputFile(broken, "broken.mine"), InputFile(whole, "x.mine")], pipeline_dir=project
+    )
     assert isinstance(result, Read) and isinstance(refusal, Refusal)
     line = PARSER.splitlines().index(next(line for line in PARSER.splitlines() if "Origin(" in line)) + 1
     assert f"the parser mine.py fails on it: KeyError: 'origin' (line {line})" in refusal.what

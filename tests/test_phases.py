@@ -3,18 +3,11 @@
 The numbers are made up; no GPU ever gave them. golden/phases.md holds the sections.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
-
 import report_study as study
 from report_study import analyze, check_studies
 
-from profpipe.analysis.findings import WorkloadFindings
 from profpipe.report.document import Chart
 from profpipe.report.sections import phases
-from profpipe.results.schema import Tables
 
 SCORES, SOFTMAX = "forward > attention scores", "forward > softmax"
 MACHINE = {"peaks": {"flops": {"bf16": 1e15}, "bytes_per_s": 4e12, "source": "invented for a test"}}
@@ -27,7 +20,7 @@ RUN = {
 }
 
 
-def _case(name: str, softmax_ns: float, scale: float = 1.0) -> dict[str, list[dict[str, Any]]]:
+def _case(name, softmax_ns, scale=1.0):
     """Ten iterations under nsys, each of 3 us of scores, the softmax and 1 us elsewhere; the work of a call."""
     kernels = [
         study.kernel_row(name, "gemm", 120, 30_000 * scale, phase=SCORES),
@@ -54,15 +47,15 @@ def _case(name: str, softmax_ns: float, scale: float = 1.0) -> dict[str, list[di
     }
 
 
-def _tables(*parts: dict[str, list[dict[str, Any]]]) -> Tables:
+def _tables(*parts):
     return study.tables(**{key: [row for part in parts for row in part.get(key, ())] for key in parts[0]})
 
 
-def _analysed(*parts: dict[str, list[dict[str, Any]]]) -> WorkloadFindings:
+def _analysed(*parts):
     return analyze(_tables(*parts), RUN).workloads[0]
 
 
-def _in_types() -> WorkloadFindings:
+def _in_types():
     """One phase computes in two data types."""
     case = _case("size=small", softmax_ns=5000)
     parts = [study.metric_row("size=small", f"flops.{name}", 450e6, "flop", subject=SCORES) for name in ("int8", "fp8")]
@@ -71,7 +64,7 @@ def _in_types() -> WorkloadFindings:
     return analyze(data, {"machine": {"peaks": rates}}).workloads[0]
 
 
-def _by_layout() -> WorkloadFindings:
+def _by_layout():
     times = {("small", "rows"): 5000, ("large", "rows"): 4800, ("small", "columns"): 2200, ("large", "columns"): 2200}
     return _analysed(*(_case(f"size={size},layout={layout}", ns) for (size, layout), ns in times.items()))
 
@@ -79,7 +72,7 @@ def _by_layout() -> WorkloadFindings:
 MIB = 2.0**20
 
 
-def _memory(name: str, passes: dict[str, float], allocations: list[tuple[str, float, int, int]]) -> dict[str, Any]:
+def _memory(name, passes, allocations):
     """A record: peaks by phase in MiB; allocations as (place, MiB, how many, how many of them held at the peak)."""
     rows = []
     for phase, peak in passes.items():
@@ -95,7 +88,7 @@ def _memory(name: str, passes: dict[str, float], allocations: list[tuple[str, fl
     return {"cases": [study.case_row(name)], "metrics": rows}
 
 
-def _two_passes() -> WorkloadFindings:
+def _two_passes():
     softmax, plain = "forward > softmax", "plain, _lm_model.py:80"
     return _analysed(
         _memory("what=forward", {"forward": 160, softmax: 160}, [(plain, 16, 12, 2), (plain, 8, 1, 0)]),
@@ -103,7 +96,7 @@ def _two_passes() -> WorkloadFindings:
     )
 
 
-def _with_a_course() -> WorkloadFindings:
+def _with_a_trend():
     step = _memory("what=step", {"forward": 300, "backward": 400}, [])
     points = {"forward": {2000: 120, 4000: 300}, "backward": {6000: 400, 8000: 100}}
     step["metrics"] += [
@@ -114,11 +107,11 @@ def _with_a_course() -> WorkloadFindings:
     return _analysed(_memory("what=forward", {"forward": 160}, []), step)
 
 
-def _on_host(*rows: dict[str, Any], **run: Any) -> WorkloadFindings:
+def _on_host(*rows, **run):
     return analyze(study.tables(ranges=list(rows)), {**RUN, **run}).workloads[0]
 
 
-def _studies() -> Iterator[tuple[Any, ...]]:
+def _studies():
     small, large = _case("size=small", 5000), _case("size=large", 3000, scale=8)
     # The ranges nested in a phase count, and an iteration is a tenth of the whole.
     explained = _analysed(small, large)
@@ -178,18 +171,18 @@ def _studies() -> Iterator[tuple[Any, ...]]:
     yield "Cases with kernels have no host phases", phases.host_phases(analyze(kernels, RUN).workloads[0])
 
 
-def test_the_sections_of_phases_and_memory_read_as_in_the_golden_file(regenerate: bool) -> None:
+def test_the_sections_of_phases_and_memory_read_as_in_the_golden_file(regenerate):
     check_studies("phases.md", _studies(), regenerate)
 
 
-def test_the_work_of_a_phase_is_not_taken_for_that_of_the_case() -> None:
+def test_the_work_of_a_phase_is_not_taken_for_that_of_the_case():
     (point,) = _analysed(_case("size=small", softmax_ns=5000)).cases
     assert point.values["flops"] == 1e9 and "bytes_moved" not in point.values
     assert point.tflops == 1e9 / 50e-6 / 1e12
 
 
-def test_the_course_of_the_highest_case_is_a_chart_with_a_line_for_each_phase() -> None:
-    (chart,) = (block for block in phases.memory(_with_a_course()).blocks if isinstance(block, Chart))
+def test_the_trend_of_the_highest_case_is_a_chart_with_a_line_for_each_phase():
+    (chart,) = (block for block in phases.memory(_with_a_trend()).blocks if isinstance(block, Chart))
     assert (chart.subtitle, len(chart.panels)) == ("step", 1)
     drawn = {series.name: [(mark.x, mark.y / MIB) for mark in series.marks] for series in chart.series}
     assert drawn == {"forward": [(2, 120), (4, 300)], "backward": [(6, 400), (8, 100)]}

@@ -1,11 +1,8 @@
 """Attention written in PyTorch, plain, compiled and tiled: against autograd in fp64, on a CPU."""
 
-from __future__ import annotations
-
 import importlib
 import math
-from collections.abc import Callable, Iterator
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import lazy
@@ -19,35 +16,35 @@ plain_attention = lazy.module("profpipe.workload_lib.plain_attention")
 
 
 @pytest.fixture(autouse=True)
-def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def _on_the_cpu(monkeypatch):
     """The same answers on a machine with a GPU; and tiles so small that 40 keys need three, the last one shorter."""
     monkeypatch.setattr(attention_config, "device", lambda: "cpu")
     monkeypatch.setattr(plain_attention, "TILE", 16)
 
 
-def a_setting(**more: Any) -> Any:
+def a_setting(**more):
     return attention_config.AttentionConfig(
         **{"impl": "x", "batch": 2, "seqlen": 40, "heads": 4, "head_dim": 8, **more}
     )
 
 
-def tensors(s: Any, dtype: Any) -> list[Any]:
+def tensors(s, dtype):
     """q, k, v and the gradient of the output, heads first."""
     generator = torch.Generator().manual_seed(0)
     shapes = (s.q_shape, s.kv_shape, s.kv_shape, s.q_shape)
     return [torch.randn(s, generator=generator).transpose(1, 2).contiguous().to(dtype) for s in shapes]
 
 
-def with_gradients(forward: Callable[..., Any], given: list[Any]) -> list[Any]:
+def with_gradients(forward, given):
     q, k, v = (tensor.clone().requires_grad_() for tensor in given[:3])
     out = forward(q, k, v)
     return [out, *torch.autograd.grad(out, (q, k, v), given[3])]
 
 
-def truth(s: Any, given: list[Any]) -> list[Any]:
+def truth(s, given):
     """Written the long way round, in fp64, with every head of K and V repeated."""
 
-    def forward(q: Any, k: Any, v: Any) -> Any:
+    def forward(q, k, v):
         k, v = (tensor.repeat_interleave(s.group_size, 1) for tensor in (k, v))
         scores = q @ k.transpose(2, 3) / math.sqrt(s.head_dim)
         if s.causal:
@@ -61,7 +58,7 @@ def truth(s: Any, given: list[Any]) -> list[Any]:
 @pytest.mark.parametrize("way", ["plain", "tiled"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
-def test_output_and_gradients_in_fp64_are_those_of_autograd(way: str, causal: bool, kv_heads: int) -> None:
+def test_output_and_gradients_in_fp64_are_those_of_autograd(way, causal, kv_heads):
     s = a_setting(causal=causal, kv_heads=kv_heads)
     given = tensors(s, torch.float64)
     for got, expected in zip(with_gradients(getattr(plain_attention, way)(s), given), truth(s, given), strict=True):
@@ -71,7 +68,7 @@ def test_output_and_gradients_in_fp64_are_those_of_autograd(way: str, causal: bo
 @pytest.mark.parametrize("way", ["plain", "tiled"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("queries", [1, 21])
-def test_queries_fewer_than_keys_are_the_last_of_the_sequence(way: str, causal: bool, queries: int) -> None:
+def test_queries_fewer_than_keys_are_the_last_of_the_sequence(way, causal, queries):
     s = a_setting(causal=causal, kv_heads=2, queries=queries)
     given = tensors(s, torch.float64)
     assert given[0].shape[2] == queries
@@ -86,7 +83,7 @@ LARGEST = {"float32": 2e-6, "float16": 3e-3, "bfloat16": 2e-2}
 @pytest.mark.parametrize("way", ["plain", "tiled"])
 @pytest.mark.parametrize("dtype", LARGEST)
 @pytest.mark.parametrize("causal", [False, True])
-def test_other_dtypes_differ_from_fp64_by_their_rounding(way: str, dtype: str, causal: bool) -> None:
+def test_other_dtypes_differ_from_fp64_by_their_rounding(way, dtype, causal):
     s = a_setting(causal=causal, seqlen=130, head_dim=64, kv_heads=2)
     given = tensors(s, getattr(torch, dtype))
     for got, expected in zip(with_gradients(getattr(plain_attention, way)(s), given), truth(s, given), strict=True):
@@ -96,21 +93,21 @@ def test_other_dtypes_differ_from_fp64_by_their_rounding(way: str, dtype: str, c
         assert 0 < seen.measures()["error_rel_l1"] < LARGEST[dtype]
 
 
-def test_the_tiled_backward_pass_is_the_derivative_of_its_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tiled_backward_pass_is_the_derivative_of_its_forward_pass(monkeypatch):
     monkeypatch.setattr(plain_attention, "TILE", 4)
     s = a_setting(batch=1, seqlen=6, heads=2, kv_heads=1, head_dim=2, causal=True)
     given = [tensor.requires_grad_() for tensor in tensors(s, torch.float64)[:3]]
     assert torch.autograd.gradcheck(plain_attention.tiled(s), given)
 
 
-def test_scores_that_would_overflow_the_exponential_do_not() -> None:
+def test_scores_that_would_overflow_the_exponential_do_not():
     s = a_setting(causal=True)
     given = [30 * tensor for tensor in tensors(s, torch.float64)]
     for got, expected in zip(with_gradients(plain_attention.tiled(s), given), truth(s, given), strict=True):
         torch.testing.assert_close(got, expected)
 
 
-def test_tiles_keep_no_scores_for_the_backward_pass() -> None:
+def test_tiles_keep_no_scores_for_the_backward_pass():
     kept: dict[str, int] = {}
     s = a_setting(seqlen=256)
     for way in ("plain", "tiled"):
@@ -122,10 +119,10 @@ def test_tiles_keep_no_scores_for_the_backward_pass() -> None:
     assert kept == {"plain": 2 * 4 * 256 * 256, "tiled": 2 * 4 * 256 * 8}
 
 
-def test_no_tile_of_scores_is_larger_than_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_tile_of_scores_is_larger_than_it_may_be(monkeypatch):
     shapes, scores = set(), plain_attention.tile_scores
 
-    def noting(*given: Any) -> Any:
+    def noting(*given):
         found = scores(*given)
         shapes.add(tuple(found.shape[2:]))
         return found
@@ -136,7 +133,7 @@ def test_no_tile_of_scores_is_larger_than_it_may_be(monkeypatch: pytest.MonkeyPa
     assert shapes == {(16, 16), (8, 16), (8, 8)}
 
 
-def test_causal_tiles_above_the_diagonal_are_never_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_causal_tiles_above_the_diagonal_are_never_computed(monkeypatch):
     seen, scores = [], plain_attention.tile_scores
     monkeypatch.setattr(
         plain_attention, "tile_scores", lambda q, k, r, c, causal: seen.append((r, c)) or scores(q, k, r, c, causal)
@@ -146,7 +143,7 @@ def test_causal_tiles_above_the_diagonal_are_never_computed(monkeypatch: pytest.
     assert len(seen) == 2 * 6 and all(columns.start < rows.stop for rows, columns in seen)
 
 
-def test_the_parts_of_plain_attention_stand_in_ranges(opened: Callable[[ModuleType], list[str]]) -> None:
+def test_the_parts_of_plain_attention_stand_in_ranges(opened):
     seen = opened(plain_attention)
     s = a_setting(causal=True)
     plain_attention.plain(s)(*tensors(s, torch.float32)[:3])
@@ -157,7 +154,7 @@ def test_the_parts_of_plain_attention_stand_in_ranges(opened: Callable[[ModuleTy
 
 
 @pytest.fixture
-def _forgotten() -> Iterator[None]:
+def _forgotten():
     """Compiled with another backend than the next test's."""
     plain_attention.compile_plain.cache_clear()
     yield
@@ -166,9 +163,7 @@ def _forgotten() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_forgotten")
 @pytest.mark.parametrize("causal", [False, True])
-def test_the_compiled_code_is_one_graph_with_the_results_of_the_eager_one(
-    monkeypatch: pytest.MonkeyPatch, causal: bool
-) -> None:
+def test_the_compiled_code_is_one_graph_with_the_results_of_the_eager_one(monkeypatch, causal):
     """Captured by dynamo and run without a compiler."""
     real = torch.compile
     monkeypatch.setattr(torch, "compile", lambda fn, options, **given: real(fn, backend="aot_eager", **given))
@@ -180,11 +175,11 @@ def test_the_compiled_code_is_one_graph_with_the_results_of_the_eager_one(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_forgotten")
-def test_more_cases_than_torch_recompiles_are_each_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_cases_than_torch_recompiles_are_each_compiled_once(monkeypatch):
     graphs: list[Any] = []
     real = torch.compile
 
-    def count(graph: Any, inputs: Any) -> Any:
+    def count(graph, inputs):
         graphs.append(graph)
         return graph.forward
 
@@ -197,7 +192,7 @@ def test_more_cases_than_torch_recompiles_are_each_compiled_once(monkeypatch: py
 
 
 @pytest.mark.usefixtures("_forgotten")
-def test_a_compiled_graph_that_is_kept_is_gone_through_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_graph_that_is_kept_is_gone_through_again_and_again(monkeypatch):
     real = torch.compile
     monkeypatch.setattr(torch, "compile", lambda fn, options, **given: real(fn, backend="aot_eager", **given))
     s = a_setting(mode="bwd")
@@ -209,7 +204,7 @@ def test_a_compiled_graph_that_is_kept_is_gone_through_again_and_again(monkeypat
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_forgotten")
-def test_inductors_code_gives_the_results_of_the_eager_one() -> None:
+def test_inductors_code_gives_the_results_of_the_eager_one():
     if reason := plain_attention.missing_compiler():
         pytest.skip(reason)
     s = a_setting(causal=True)
@@ -221,20 +216,18 @@ def test_inductors_code_gives_the_results_of_the_eager_one() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("_forgotten")
 @pytest.mark.parametrize("mode", [pytest.param("fwd", marks=pytest.mark.exhaustive), "bwd"])
-def test_inductor_compiles_the_formula_and_puts_no_sdpa_in_its_place(
-    monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:
+def test_inductor_compiles_the_formula_and_puts_no_sdpa_in_its_place(monkeypatch, mode):
     if reason := plain_attention.missing_compiler():
         pytest.skip(reason)
     replaced = []
-    for options in (plain_attention.requirements.without_sdpa(), None):
-        monkeypatch.setattr(plain_attention.requirements, "without_sdpa", lambda options=options: options)
+    for options in (plain_attention.requirements.exclude_sdpa(), None):
+        monkeypatch.setattr(plain_attention.requirements, "exclude_sdpa", lambda options=options: options)
         plain_attention.compile_plain.cache_clear()
         replaced.append(_replaced_by_sdpa(plain_attention.compiled(a_setting(mode=mode)), mode))
     assert replaced[0] == 0 < replaced[1], "and it would"
 
 
-def _replaced_by_sdpa(forward: Callable[..., Any], mode: str) -> int:
+def _replaced_by_sdpa(forward, mode):
     """How often inductor replaced the formula by SDPA, by its counter. A cache would skip the search."""
     config = importlib.import_module("torch._inductor.config")
     counters = importlib.import_module("torch._dynamo.utils").counters
@@ -246,7 +239,7 @@ def _replaced_by_sdpa(forward: Callable[..., Any], mode: str) -> int:
     return int(counters["inductor"]["fuse_attention"])
 
 
-def test_a_torch_that_leaves_out_no_single_pass_leaves_out_all_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_that_leaves_out_no_single_pass_leaves_out_all_patterns(monkeypatch):
     older = SimpleNamespace(pattern_matcher=True)
     monkeypatch.setattr(plain_attention.requirements.importlib, "import_module", lambda name: older)
-    assert plain_attention.requirements.without_sdpa() == {"pattern_matcher": False}
+    assert plain_attention.requirements.exclude_sdpa() == {"pattern_matcher": False}

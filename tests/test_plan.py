@@ -91,17 +91,17 @@ def test_a_command_runs_each_case_in_its_own_process_with_its_parameters_filled_
 def test_parameters_are_filled_into_the_variables_of_a_command_and_not_of_a_script():
     env = {"BATCH": "{n}", "BOTH": '{"n": {n}, "d": {d}}', "FIXED": "1"}
     made = jobs({"command": ["python", "t.py"], "params": {"d": True}, "matrix": {"n": [1, 2]}, "env": env})
-    assert [job.env["BATCH"] for job in made] == ["1", "2"]
-    assert made[1].env["BOTH"] == '{"n": 2, "d": true}' and made[1].env["FIXED"] == "1"
+    assert [job.launch.env["BATCH"] for job in made] == ["1", "2"]
+    assert made[1].launch.env["BOTH"] == '{"n": 2, "d": true}' and made[1].launch.env["FIXED"] == "1"
     (job,) = jobs({"script": "w", "matrix": {"n": [1, 2]}, "env": {"JSON": '{"a": {}}'}}, env={"OURS": "{n}"})
-    assert job.env == {"OURS": "{n}", "JSON": '{"a": {}}'}
+    assert job.launch.env == {"OURS": "{n}", "JSON": '{"a": {}}'}
 
 
 def test_limits_of_a_case_reach_its_job():
     (job,) = jobs({"script": "w", "case_timeout_s": 60, "skip_larger_after_oom": False})
-    assert job.options["case_timeout_s"] == 60 and job.options["skip_larger_after_oom"] is False
+    assert job.dump_settings()["case_timeout_s"] == 60 and job.dump_settings()["skip_larger_after_oom"] is False
     (job,) = jobs({"script": "w"})
-    assert job.options["case_timeout_s"] is None and job.options["skip_larger_after_oom"] is True
+    assert job.dump_settings()["case_timeout_s"] is None and job.dump_settings()["skip_larger_after_oom"] is True
 
 
 def test_a_missing_tool_keeps_its_job_so_that_its_cases_are_reported():

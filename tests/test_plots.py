@@ -1,23 +1,19 @@
 """Charts of a workload: which there are, which marks they hold, and how they are drawn."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import operator
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 from report_study import analyze, case_row, check_studies, made_up, metric_row, recorded, tables
 
 from profpipe.analysis.analyze import analyze as analyze_tables
-from profpipe.analysis.findings import Findings, WorkloadFindings
+from profpipe.analysis.findings import Findings
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import ClassTotal, KernelBreakdown
 from profpipe.report import charts as drawings
@@ -30,25 +26,22 @@ from profpipe.results import store
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
-def charts(workload: WorkloadFindings | Findings) -> dict[str, Chart]:
+def charts(workload):
     """The charts of a workload by the end of their id."""
     (only,) = workload.workloads if isinstance(workload, Findings) else (workload,)
     return {chart.id.rpartition("-")[2]: chart for chart in plots(only).blocks if isinstance(chart, Chart)}
 
 
-def chart_of(
-    *series: Series, panels: Mapping[str, tuple[Series, ...]] | None = None, is_log: bool = False, quantity: str = "",
-    references: tuple[Reference, ...] = (),
-) -> Chart:  # fmt: skip
+def chart_of(*series, panels=None, is_log=False, quantity="", references=()):
     y, plots = Axis("y", quantity=quantity, is_log=is_log), {"": series} if panels is None else panels
     return Chart("c", "t", ChartKind.LINES, Axis("x"), y, plots, subtitle="b", references=references)
 
 
-def line(*points: tuple[float, float], name: str = "a") -> Series:
+def line(*points, name="a"):
     return Series(name, name, tuple(Mark(x, y) for x, y in points))
 
 
-def drawn(chart: Chart) -> ET.Element:
+def drawn(chart):
     """The file of a chart, which is well-formed, without the names of SVG's namespace."""
     root = ET.fromstring(drawings.picture(chart))
     for each in root.iter():
@@ -56,7 +49,7 @@ def drawn(chart: Chart) -> ET.Element:
     return root
 
 
-def texts(root: ET.Element, kind: str = "") -> list[str]:
+def texts(root, kind=""):
     """The texts of a file, or those of a class."""
     return [each.text or "" for each in root.iter("text") if not kind or each.get("class") == kind]
 
@@ -64,7 +57,7 @@ def texts(root: ET.Element, kind: str = "") -> list[str]:
 # --- which charts there are ------------------------------------------------------------------------------------------
 
 
-def described(chart: Chart) -> list[str]:
+def described(chart):
     """The words of a chart, and the lines of each panel with the number of their marks."""
     lines = [
         f"{title or 'alone'}: "
@@ -74,7 +67,7 @@ def described(chart: Chart) -> list[str]:
     return [f"{chart.id}: {drawings.heading(chart)}; {plain(chart.caption)}", *lines]
 
 
-def sweep(bandwidth_share: float = 1.0, flop_rate: float | None = None, flags: str = "[]", **axes: Any) -> Findings:
+def sweep(bandwidth_share=1.0, flop_rate=None, flags="[]", **axes):
     data, run = made_up(["a", "b"], [512, 2048], **axes)
     (workload,) = analyze(data, run).workloads
     fastest = max(case.gbytes_per_s or 0.0 for case in workload.cases)
@@ -85,7 +78,7 @@ def sweep(bandwidth_share: float = 1.0, flop_rate: float | None = None, flags: s
     return analyze(data, run)
 
 
-def inaccurate() -> Iterator[tuple[str, Findings]]:
+def inaccurate():
     """SpargeAttn on random inputs would lead every chart of rates, and passes at the shortest length only."""
     ids = [f"impl={impl},seqlen={n}" for impl in ("a", "b") for n in (1, 2)]
     rows = [case_row(case, flags=["inaccurate"] * ("=b" in case)) for case in ids]
@@ -100,8 +93,8 @@ def inaccurate() -> Iterator[tuple[str, Findings]]:
     yield "a speed-up is of accurate cases", analyze(data, run)
 
 
-def studies() -> Iterator[tuple[str, Findings]]:
-    def timed(*names: str) -> Findings:
+def studies():
+    def timed(*names):
         return analyze(tables(metrics=[metric_row(name, "time", 5.0) for name in names]), {})
 
     yield "a recording without FLOPs", analyze(*recorded())
@@ -126,12 +119,12 @@ def studies() -> Iterator[tuple[str, Findings]]:
     )
 
 
-def test_the_charts_of_a_workload_are_the_golden_ones(regenerate: bool) -> None:
+def test_the_charts_of_a_workload_are_the_golden_ones(regenerate):
     found = ((name, *map(described, charts(findings).values())) for name, findings in studies())
     check_studies("charts.md", found, regenerate)
 
 
-def test_a_file_name_has_no_special_characters() -> None:
+def test_a_file_name_has_no_special_characters():
     assert chart_id("a/b c", "time") == "a-b-c-time" and chart_id("..", "time") == "workload-time"
 
 
@@ -143,23 +136,21 @@ def test_a_file_name_has_no_special_characters() -> None:
     [([128, 256, 512, 1024], True), ([1, 2, 8], True), ([100, 200, 300, 400, 500], False), ([1, 3], False),
      ([0, 10, 100], False), ([512, 65536], True), ([16, 32, 64, 80, 96, 128], False)],
 )  # fmt: skip
-def test_an_axis_that_doubles_is_logarithmic(values: list[float], is_log: bool) -> None:
+def test_an_axis_that_doubles_is_logarithmic(values, is_log):
     assert has_factors(values) is is_log
 
 
 @pytest.mark.parametrize(("spans_decades", "values", "is_log"), [
     (True, (1.0, 30.0), True), (True, (1.0, 5.0), False), (False, (1.0, 30.0), False), (True, (0.0, 30.0), False),
 ])  # fmt: skip
-def test_values_over_decades_have_a_logarithmic_axis(
-    spans_decades: bool, values: tuple[float, float], is_log: bool
-) -> None:
+def test_values_over_decades_have_a_logarithmic_axis(spans_decades, values, is_log):
     points = [Point((), "a", Mark(x, y)) for x, y in enumerate(values)]
     chart = line_chart("c", "t", Axis("x"), Axis("y"), points, ("a",), spans_decades=spans_decades)
     assert chart and chart.y.is_log is is_log
 
 
 @pytest.mark.parametrize("is_log", [False, True])
-def test_every_mark_of_every_panel_is_inside_the_common_scale(is_log: bool) -> None:
+def test_every_mark_of_every_panel_is_inside_the_common_scale(is_log):
     series = Series("a", "a", (Mark(1, 300.0), Mark(2, 420.0, low=390.0, high=500.0), Mark(1, 90.0)))
     low, high = value_range(chart_of(series, is_log=is_log))
     assert low < 90.0 and 500.0 < high < 600.0
@@ -176,14 +167,14 @@ def test_every_mark_of_every_panel_is_inside_the_common_scale(is_log: bool) -> N
      (0.0, 6.0e8, False, ["0", "128 MiB", "256 MiB", "384 MiB", "512 MiB"]),
      (0.0, 0.05, False, ["0"])],
 )  # fmt: skip
-def test_a_scale_of_bytes_has_ticks_at_powers_of_two(low: float, high: float, is_log: bool, written: list[str]) -> None:
+def test_a_scale_of_bytes_has_ticks_at_powers_of_two(low, high, is_log, written):
     assert [tick(size, Axis("", quantity="byte")) for size in round_sizes(low, high, is_log)] == written
 
 
 @pytest.mark.parametrize(("value", "quantity", "written"), [
     (5e5, "ns", "500 us"), (1e6, "ns", "1 ms"), (0.0, "ns", "0"), (1.4, "x", "1.4x"), (0.25, "share", "25"),
 ])  # fmt: skip
-def test_each_tick_has_a_unit(value: float, quantity: str, written: str) -> None:
+def test_each_tick_has_a_unit(value, quantity, written):
     assert tick(value, Axis("", quantity=quantity)) == written
 
 
@@ -191,7 +182,7 @@ def test_each_tick_has_a_unit(value: float, quantity: str, written: str) -> None
 
 
 @pytest.mark.parametrize("count", [2, 8, 20])
-def test_every_line_has_another_combination_of_colour_dash_and_marker(count: int) -> None:
+def test_every_line_has_another_combination_of_colour_dash_and_marker(count):
     chart = charts(analyze(*made_up([f"v{i}" for i in range(count)], [512, 2048])))["time"]
     looks = {}
     for group in drawn(chart).iter("g"):
@@ -202,13 +193,13 @@ def test_every_line_has_another_combination_of_colour_dash_and_marker(count: int
     assert len(set(looks.values())) == len(looks) == count
 
 
-def test_a_rejected_line_is_grey() -> None:
+def test_a_rejected_line_is_grey():
     rejected = replace(line((1, 1.0), (2, 2.0)), is_rejected=True)
     text = drawings.picture(chart_of(rejected))
     assert 'class="series s0 rejected"' in text and ".rejected{color: #565d67 !important;}" in text
 
 
-def test_the_picture_grows_with_forty_lines() -> None:
+def test_the_picture_grows_with_forty_lines():
     few, many = (
         drawn(charts(analyze(*made_up([f"variant_{i}" for i in range(n)], [512, 2048, 8192])))["speedup"])
         for n in (2, 40)
@@ -219,7 +210,7 @@ def test_the_picture_grows_with_forty_lines() -> None:
 
 
 @pytest.mark.parametrize("columns", [2, 3])
-def test_numbers_under_neighbouring_panels_do_not_touch(columns: int) -> None:
+def test_numbers_under_neighbouring_panels_do_not_touch(columns):
     lengths = [2.0**n for n in range(10, 18)]
     panels = {f"n {n}": (line(*((length, 1.0) for length in lengths)),) for n in range(columns)}
     ends = []
@@ -233,7 +224,7 @@ def test_numbers_under_neighbouring_panels_do_not_touch(columns: int) -> None:
     assert len(ends) > 2 * columns and all(right[0] - left[1] > 8 for left, right in itertools.pairwise(ends))
 
 
-def test_a_panel_that_is_higher_than_the_first_is_not_cut() -> None:
+def test_a_panel_that_is_higher_than_the_first_is_not_cut():
     panels = {f"n {n}": (line((1, height), (2, height / 2)),) for n, height in ((1, 10.0), (2, 1000.0))}
     chart = chart_of(panels=panels, references=(Reference(ReferenceKind.PEAK, 12.0),))
     for panel in panels.values():
@@ -242,7 +233,7 @@ def test_a_panel_that_is_higher_than_the_first_is_not_cut() -> None:
         assert len(places) == 2 and all(0 < y < drawing.height for y in places)
 
 
-def test_names_stand_where_the_lines_end() -> None:
+def test_names_stand_where_the_lines_end():
     root = drawn(charts(analyze(*made_up(["a", "b"], [512, 2048])))["time"])
     names, ends = {}, {}
     for group in root.iter("g"):
@@ -255,14 +246,14 @@ def test_names_stand_where_the_lines_end() -> None:
     assert len(names) == 2 and all(abs(y - ends[each]) < 30 for each, y in names.items())
 
 
-def test_a_legend_names_the_lines_of_all_panels() -> None:
+def test_a_legend_names_the_lines_of_all_panels():
     panels = {f"n {n}": tuple(line((1, 1.0), (2, 2.0), name=name) for name in names)
               for n, names in enumerate((("p",), ("p", "q"), ("r",)))}  # fmt: skip
     shown = texts(drawn(chart_of(panels=panels)))
     assert [shown.count(name) for name in ("p", "q", "r", "n 0", "n 1", "n 2")] == [1] * 6
 
 
-def test_a_single_mark_and_a_flagged_one_beside_a_course_are_seen() -> None:
+def test_a_single_mark_and_a_flagged_one_beside_a_course_are_seen():
     course = [Mark(float(x), 1.0) for x in range(40)]
     flagged = replace(course[7], flags=("noisy",))
     plain = chart_of(Series("", "a", tuple(course)))
@@ -274,7 +265,7 @@ def test_a_single_mark_and_a_flagged_one_beside_a_course_are_seen() -> None:
     assert counts == [(40, 40, 0), (39, 40, 1)]
 
 
-def test_a_roofline_names_its_points_and_no_name_is_on_another_or_on_a_point() -> None:
+def test_a_roofline_names_its_points_and_no_name_is_on_another_or_on_a_point():
     for workload in analyze_tables(*store.load(EXAMPLES / "sparsity_lengths")).workloads:
         (chart,) = roofline(workload).blocks
         assert isinstance(chart, Chart)
@@ -299,8 +290,8 @@ def test_a_roofline_names_its_points_and_no_name_is_on_another_or_on_a_point() -
 @pytest.mark.parametrize(
     "name", ["a", "<script>alert(1)</script>", "\"' onload='x' data-x=\"y\"", "</style>&]]>", "漢字"]
 )
-@pytest.mark.parametrize("kind", [ChartKind.LINES, ChartKind.STACKED_BARS, ChartKind.INTERVALS, ChartKind.COURSE])
-def test_a_file_needs_no_other_and_shows_names_as_text(kind: ChartKind, name: str) -> None:
+@pytest.mark.parametrize("kind", [ChartKind.LINES, ChartKind.STACKED_BARS, ChartKind.INTERVALS, ChartKind.TREND])
+def test_a_file_needs_no_other_and_shows_names_as_text(kind, name):
     marks = (Mark(0, 1e6, 0.9e6, 1.2e6, case=name), Mark(1, 4e6, 3e6, 5e6, ("noisy",), name))
     axis = Axis(name, labels=(name, name), cases=(name, name))
     panels = {name: (Series(name, name, marks), Series("gemm", "gemm", marks))}
@@ -314,7 +305,7 @@ def test_a_file_needs_no_other_and_shows_names_as_text(kind: ChartKind, name: st
     assert not re.search(r"url\(|@import|var\(|light-dark|--", style) and "prefers-color-scheme:dark" in style
 
 
-def test_classes_of_kernels_and_parts_of_a_step_have_colours_that_differ() -> None:
+def test_classes_of_kernels_and_parts_of_a_step_have_colours_that_differ():
     series = tuple(Series(key, key, (Mark(0, 1e6),)) for key in sorted(coloured_keys()))
     chart = Chart("c", "t", ChartKind.STACKED_BARS, Axis("", labels=("a",)), Axis("ns"), {"": series})
     for style in (drawn(chart).findtext("style") or "").split("@media (prefers-color-scheme:dark)"):
@@ -339,7 +330,7 @@ DEUTERANOPIA = ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413),
 PROTANOPIA = ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998))
 
 
-def lightness_and_hue(colour: str, seen: Sequence[Sequence[float]]) -> tuple[float, ...]:
+def lightness_and_hue(colour, seen):
     """The place of a colour in OKLab, where equal distances look equal (bottosson.github.io/posts/oklab)."""
     parts = [part / 255 for part in bytes.fromhex(colour[1:])]
     linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
@@ -352,13 +343,13 @@ def lightness_and_hue(colour: str, seen: Sequence[Sequence[float]]) -> tuple[flo
             0.0259040371 * long + 0.7827717662 * m - 0.8086757660 * s)  # fmt: skip
 
 
-def test_the_same_findings_give_the_same_bytes() -> None:
+def test_the_same_findings_give_the_same_bytes():
     one, two = (charts(analyze(*recorded())) for _ in range(2))
     assert [drawings.picture(chart) for chart in one.values()] == [drawings.picture(chart) for chart in two.values()]
 
 
 @given(st.lists(st.floats(0, 400), min_size=1, max_size=30))
-def test_labels_never_overlap_never_leave_and_never_change_their_order(wanted: list[float]) -> None:
+def test_labels_never_overlap_never_leave_and_never_change_their_order(wanted):
     placed = spread(wanted, gap=14, low=0, high=400)
     room = min(14, 400 / max(len(wanted) - 1, 1))
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
@@ -367,14 +358,14 @@ def test_labels_never_overlap_never_leave_and_never_change_their_order(wanted: l
     assert min(placed) >= -1e-6 and max(placed) <= 400 + 1e-6
 
 
-def test_labels_with_room_stay_where_they_belong() -> None:
+def test_labels_with_room_stay_where_they_belong():
     assert spread([100, 10, 50], gap=14, low=0, high=400) == [100, 10, 50]
 
 
 # --- stacked bars ----------------------------------------------------------------------------------------------------
 
 
-def test_bars_have_the_classes_of_the_table_of_shares() -> None:
+def test_bars_have_the_classes_of_the_table_of_shares():
     (workload,) = analyze(*recorded()).workloads
     breakdowns = [case.breakdown for case in workload.cases if case.breakdown]
     found = pieces(breakdowns)
@@ -385,8 +376,8 @@ def test_bars_have_the_classes_of_the_table_of_shares() -> None:
     assert sums == pytest.approx([each.total.ns for each in breakdowns])
 
 
-def test_pieces_that_are_too_thin_to_see_are_drawn_with_everything_else() -> None:
-    def split(**categories: float) -> KernelBreakdown:
+def test_pieces_that_are_too_thin_to_see_are_drawn_with_everything_else():
+    def split(**categories):
         own = {name: ClassTotal(1.0, ns) for name, ns in categories.items()}
         return KernelBreakdown("nsys", "kernel", 1, own, ClassTotal(len(own), sum(categories.values())))
 
@@ -397,7 +388,7 @@ def test_pieces_that_are_too_thin_to_see_are_drawn_with_everything_else() -> Non
     assert [name for name, *_ in pieces([split(attention=9990.0, add=10.0)])] == ["attention", ""]
 
 
-def test_bars_have_one_scale() -> None:
+def test_bars_have_one_scale():
     series = Series("gemm", "gemm", tuple(Mark(i, ns) for i, ns in enumerate((1e3, 2e3, 9e4))))
     chart = Chart("c", "t", ChartKind.STACKED_BARS, Axis("", labels=("a", "b", "c")), Axis("ns"), {"": (series,)})
     assert drawings.bar_labels(chart) == ["1000", "2000", "90000"]
@@ -405,7 +396,7 @@ def test_bars_have_one_scale() -> None:
     assert widths[:3] == pytest.approx([4.0, 8.0, 360.0], abs=0.1)
 
 
-def test_bars_are_as_long_as_the_times_that_the_headline_compares() -> None:
+def test_bars_are_as_long_as_the_times_that_the_headline_compares():
     workload = analyze_tables(*store.load(EXAMPLES / "transformer_lm")).workloads[0]
     assert workload.largest
     chart = breakdown(workload, workload.largest)
@@ -414,7 +405,7 @@ def test_bars_are_as_long_as_the_times_that_the_headline_compares() -> None:
 
 
 @pytest.mark.parametrize(("names", "rows"), [(["add", "gemm"], 1), (["elementwise"] * 9, 5), (["x" * 99] * 2, 2)])
-def test_a_legend_too_wide_for_one_row_has_several_rows(names: list[str], rows: int) -> None:
+def test_a_legend_too_wide_for_one_row_has_several_rows(names, rows):
     series = tuple(Series(name, f"{i}", (Mark(0, 1e6),)) for i, name in enumerate(names))
     chart = Chart("c", "t", ChartKind.STACKED_BARS, Axis("", labels=("a",)), Axis("ns"), {"": series})
     places = [each.get("transform", "").split(" ")[1] for each in drawn(chart).findall("./g/g[@class]")]

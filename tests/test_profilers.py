@@ -2,22 +2,22 @@
 
 import os
 import stat
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from jobs import change, make_job
 
 from profpipe import profilers
 from profpipe.analysis.kernels import by_preference
 from profpipe.config.models import read_recorded
 from profpipe.errors import ConfigError
-from profpipe.job import Case, Job, Missing, Tool, Traits
+from profpipe.job import Case, Missing, Tool, Traits
 from profpipe.profilers import ncu, nsys, plain, rocprof, torch
 from profpipe.runner import plan, process
-from profpipe.runner.request import Machine, RunRequest
+from profpipe.runner.request import ExaminedMachine, RunRequest
 
-JOB = Job(
+JOB = make_job(
     workload="attention",
     profiler="nsys",
     cases=(Case("n=1", {"n": 1}), Case("n=2", {"n": 2})),
@@ -64,7 +64,7 @@ COMMAND = {"script": None, "command": ("./train", "--steps", "3")}
 def argv_of(module, options=None, **changes):
     """The words of the first command, in one line between blanks."""
     tool = Tool("ncu", "2025.3.1", "ncu") if module is ncu else JOB.tool
-    command = module.commands(replace(JOB, tool=tool, options={"ncu": options or {}}, **changes))[0]
+    command = module.commands(change(JOB, tool=tool, options={"ncu": options or {}}, **changes))[0]
     return f" {' '.join(command.argv)} "
 
 
@@ -95,7 +95,7 @@ def test_a_command_line_follows_the_job_and_the_pipeline(module, options, change
 
 
 def test_the_second_part_of_a_job_overwrites_nothing_of_the_first():
-    first, second = nsys.commands(JOB), nsys.commands(replace(JOB, part=2))
+    first, second = nsys.commands(JOB), nsys.commands(change(JOB, part=2))
     assert not {path for c in first for path in c.makes} & {path for c in second for path in c.makes}
     assert second[0].argv[-1].endswith("cases-2.json")
 
@@ -109,7 +109,7 @@ def test_the_second_part_of_a_job_overwrites_nothing_of_the_first():
     ],
 )
 def test_each_generation_of_rocprof_gets_the_flags_that_it_knows(variant, words):
-    (command,) = rocprof.commands(replace(JOB, tool=Tool("rocprof", "6", f"/opt/rocm/bin/{variant}", variant)))
+    (command,) = rocprof.commands(change(JOB, tool=Tool("rocprof", "6", f"/opt/rocm/bin/{variant}", variant)))
     assert all(word in " ".join(command.argv) for word in words)
     assert ("--" in command.argv) == (variant == "rocprofv3")
     # The older ones see the ranges of the older library only.
@@ -121,7 +121,7 @@ def test_rocprof_output_is_found_below_the_folder_and_sums_give_way_to_single_la
     host.mkdir()
     for name in ("capture_kernel_trace.csv", "capture_kernel_stats.csv", "capture-2_kernel_trace.csv", "other.csv"):
         (host / name).write_text("x")
-    found = rocprof.artifacts(replace(JOB, folder=tmp_path))
+    found = rocprof.artifacts(change(JOB, folder=tmp_path))
     assert [path.name for path in found] == ["capture_kernel_trace.csv", "job.jsonl"]
 
 
@@ -191,12 +191,12 @@ CLOSED, RESET = "End of file\n", "Connection reset by peer\n"
 @pytest.mark.parametrize("printed", [LOST_AGENT, NO_ENDPOINT, CLOSED, RESET])
 def test_nsys_is_started_again_after_a_start_that_fails_by_chance(printed):
     profile, export = nsys.commands(JOB)
-    assert profile.false_start.search(printed) and not export.false_start
+    assert profile.retry_pattern.search(printed) and not export.retry_pattern
 
 
 def test_a_program_may_print_the_words_of_a_false_start():
     profile, _ = nsys.commands(JOB)
-    assert not profile.false_start.search("reading a.txt\nEnd of file\n")
+    assert not profile.retry_pattern.search("reading a.txt\nEnd of file\n")
 
 
 LOST = ("failed", "lost its own agent")
@@ -234,7 +234,7 @@ def test_a_saved_pipeline_may_name_a_profiler_that_is_not_installed_here(tmp_pat
     assert read_recorded(document).workloads["w"].profilers == ["acme"]
     request = RunRequest.create(read_recorded(document), tmp_path / "pipeline.yaml", tmp_path)
     with pytest.raises(ConfigError, match="the profiler 'acme' is not installed here"):
-        Machine.examine(request)
+        ExaminedMachine.examine(request)
 
 
 @pytest.mark.parametrize(

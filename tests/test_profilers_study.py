@@ -1,7 +1,5 @@
 """The study of profilers: its setting, and its lines by profiler in a run on a CPU."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -16,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PIPELINE = ROOT / "pipelines" / "profilers.yaml"
 
 
-def test_its_setting_is_the_published_one() -> None:
+def test_its_setting_is_the_published_one():
     pipeline = loader.load_pipeline(PIPELINE)
     for workload in pipeline.workloads.values():
         assert (workload.warmup, workload.repeats) == (10, 100)
@@ -27,7 +25,7 @@ def test_its_setting_is_the_published_one() -> None:
     assert list(sequences) == [128, *(f"{2**n}x128" for n in range(1, 7))]
 
 
-def test_a_profiler_as_axis_and_as_key_is_refused(tmp_path: Path) -> None:
+def test_a_profiler_as_axis_and_as_key_is_refused(tmp_path):
     text = PIPELINE.read_text(encoding="utf-8").replace(
         "    columns: profiler\n", "    columns: profiler\n    profiler: nsys\n"
     )
@@ -39,7 +37,7 @@ def test_a_profiler_as_axis_and_as_key_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_it_draws_a_line_for_each_profiler_on_a_cpu(tmp_path: Path) -> None:
+def test_it_draws_a_line_for_each_profiler_on_a_cpu(tmp_path):
     pytest.importorskip("torch")
     small = {
         "IMPLS": "sdpa_loop",

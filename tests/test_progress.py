@@ -1,17 +1,15 @@
 """Progress of a run: plain lines in a file, one live line on a terminal."""
 
-from __future__ import annotations
-
 import io
 import os
 import pty
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fake_profiler import job_of
+from jobs import change
 
 from profpipe.job import Cause, JobOutcome, Outcome, Status, Visit
 from profpipe.runner.progress import Display, duration, time_left
@@ -50,7 +48,7 @@ def test_a_case_that_failed_says_why_and_its_job_is_not_called_ok(tmp_path):
 
 
 def test_a_failed_program_shows_its_last_lines_and_a_progress_bar_its_last_state(tmp_path):
-    stream, job = io.StringIO(), replace(job_of(tmp_path, "pass"), script=None, command=("train",))
+    stream, job = io.StringIO(), change(job_of(tmp_path, "pass"), script=None, command=("train",))
     bar = "".join(f"\r{n} %" for n in range(300_000))
     job.folder.mkdir(parents=True)
     (job.folder / "log.txt").write_text(f"$ train\nfirst\n{bar}\nValueError: x\n", encoding="utf-8")

@@ -1,7 +1,5 @@
 """``profpipe.read`` and ``profpipe.compare``: results and recordings as pandas frames."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -20,7 +18,7 @@ BEFORE, AFTER = (sorted((ROOT / f"tests/data/reported/compare_{side}").iterdir()
 
 
 @pytest.fixture
-def results(tmp_path: Path) -> Path:
+def results(tmp_path):
     """Return the folder of results of `ingest`."""
     folder = tmp_path / "out" / "mine"
     argv = [sys.executable, "-m", "profpipe", "ingest", str(NSYS), "--out", str(folder), "-q"]
@@ -28,7 +26,7 @@ def results(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_recording_has_tables_an_answer_and_results() -> None:
+def test_a_recording_has_tables_an_answer_and_results():
     run = profpipe.read(NSYS)
     for table in schema.ALL:
         assert list(getattr(run, table.name).columns) == list(table.names)
@@ -38,7 +36,7 @@ def test_a_recording_has_tables_an_answer_and_results() -> None:
     assert "GPU computed" in str(run)
 
 
-def test_a_folder_of_results_is_found_by_its_path_and_below_the_results_folder(results: Path) -> None:
+def test_a_folder_of_results_is_found_by_its_path_and_below_the_results_folder(results):
     by_path, by_name = profpipe.read(results), profpipe.read("mine", out=results.parent)
     assert by_path.kernels.equals(by_name.kernels)
     assert by_path.answer == profpipe.read(NSYS).answer
@@ -47,13 +45,13 @@ def test_a_folder_of_results_is_found_by_its_path_and_below_the_results_folder(r
         profpipe.read(results)
 
 
-def test_a_notebook_shows_the_first_screen_as_text(tmp_path: Path) -> None:
+def test_a_notebook_shows_the_first_screen_as_text(tmp_path):
     page = profpipe.read(NSYS)._repr_html_()
     assert page.startswith("<pre>") and "GPU computed" in page
     assert "elementwise_kernel&lt;" in page and "elementwise_kernel<" not in page
 
 
-def test_a_folder_of_ranks_is_one_run_and_names_what_it_cannot_read(tmp_path: Path) -> None:
+def test_a_folder_of_ranks_is_one_run_and_names_what_it_cannot_read(tmp_path):
     for rank in range(2):
         kernel = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7}
         events = [{**kernel, "ts": 100.0 * i, "dur": 5.0, "args": {"device": 0, "stream": 7}} for i in range(10)]
@@ -65,7 +63,7 @@ def test_a_folder_of_ranks_is_one_run_and_names_what_it_cannot_read(tmp_path: Pa
     assert [Path(refused.source).name for refused in run.manifest.refused] == ["config.json"]
 
 
-def test_what_cannot_be_read_raises_an_error_that_says_why(tmp_path: Path) -> None:
+def test_what_cannot_be_read_raises_an_error_that_says_why(tmp_path):
     with pytest.raises(ConfigError, match="holds no results of profpipe"):
         profpipe.read(tmp_path)
     (tmp_path / "notes.txt").write_text("no profile")
@@ -77,7 +75,7 @@ def test_what_cannot_be_read_raises_an_error_that_says_why(tmp_path: Path) -> No
         profpipe.read(NSYS, tmp_path / "absent.sqlite")
 
 
-def test_compare_takes_paths_and_runs() -> None:
+def test_compare_takes_paths_and_runs():
     differences = profpipe.compare(BEFORE, profpipe.read(AFTER))
     command = [sys.executable, "-m", "profpipe", "compare", str(BEFORE), str(AFTER)]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -86,9 +84,7 @@ def test_compare_takes_paths_and_runs() -> None:
     assert json.loads(json.dumps(differences.results)) == json.loads(full)
 
 
-def test_the_notebook_of_the_examples_runs_and_shows_where_a_step_goes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_notebook_of_the_examples_runs_and_shows_where_a_step_goes(tmp_path, monkeypatch):
     shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=lambda *_: ["cogvideox"])
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     monkeypatch.chdir(tmp_path / "examples")

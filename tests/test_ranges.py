@@ -1,7 +1,5 @@
 """Which library emits the ranges. ROCm's libraries are missing here; a stand-in records which one is loaded."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -10,11 +8,11 @@ from profpipe import ranges
 
 
 @pytest.fixture
-def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def loaded(monkeypatch):
     """The libraries that were tried; only the last of them is there."""
     tried: list[str] = []
 
-    def load(name: str) -> SimpleNamespace:
+    def load(name):
         tried.append(name)
         if name != "libroctx64.so":
             raise OSError(name)
@@ -24,24 +22,22 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return tried
 
 
-def test_rocprofv3_gets_the_ranges_of_its_library_if_it_is_installed(loaded: list[str]) -> None:
+def test_rocprofv3_gets_the_ranges_of_its_library_if_it_is_installed(loaded):
     assert ranges.use("rocprof") == "libroctx64.so"
     assert loaded[0] == "librocprofiler-sdk-roctx.so.1"
 
 
-def test_older_generations_get_the_ranges_of_the_library_that_they_see(
-    loaded: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_older_generations_get_the_ranges_of_the_library_that_they_see(loaded, monkeypatch):
     monkeypatch.setenv("PROFPIPE_ROCTX", "libroctx64")
     assert ranges.use("rocprof") == "libroctx64.so"
     assert all(name.startswith("libroctx64") for name in loaded)
 
 
-def test_without_a_profiler_a_range_costs_nothing() -> None:
+def test_without_a_profiler_a_range_costs_nothing():
     assert ranges.use("plain") == "none"
     with ranges.annotate("forward"):
         pass
 
 
-def test_a_name_that_torch_keeps_is_notencode_name_otherwise() -> None:
+def test_a_name_that_torch_keeps_is_notencode_name_otherwise():
     assert ranges.encode_name("forward: q @ k, 50% {a|b}~'c'") == "forward: q @ k, 50% {a|b}~'c'"

@@ -1,7 +1,5 @@
 """Cases that several processes run together: under a real torchrun, on the CPU with gloo."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -295,9 +293,13 @@ workloads:
 
 
 @pytest.fixture(scope="module")
-def run_of_two(tmp_path_factory):
+def run_of_two(made_once):
     """A run whose cases end in every way that one of two processes can end them: (its folder, what was printed)."""
-    home = tmp_path_factory.mktemp("two")
+    home = made_once("two", run_two)
+    return home / "out" / "latest", (home / "printed.txt").read_text()
+
+
+def run_two(home):
     (home / "workloads").mkdir()
     (home / "calls").mkdir()
     (home / "workloads" / "two.py").write_text(WORKLOAD)
@@ -310,7 +312,7 @@ def run_of_two(tmp_path_factory):
         timeout=180,
     )
     assert done.returncode == 1, done.stdout + done.stderr
-    return home / "out" / "latest", done.stdout + done.stderr
+    (home / "printed.txt").write_text(done.stdout + done.stderr)
 
 
 @pytest.fixture(scope="module")

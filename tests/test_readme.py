@@ -1,7 +1,5 @@
 """The parts of the documentation that are made from other files equal them. `pytest --regenerate` renews the parts."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import json

@@ -1,10 +1,7 @@
 """What a recording contradicts itself in, by files that do, and what looks alike and is right."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -20,17 +17,17 @@ REPORTED = Path(__file__).parent / "data" / "reported"
 STEP_NS = 10_000
 
 
-def parsed(path: Path, parser: str = "nsys_sqlite") -> Tables:
+def parsed(path, parser="nsys_sqlite"):
     tables: Tables = plugins.load_module(ROOT / "parsers" / f"{parser}.py").parse(path)
     return reader.combine([tables])
 
 
-def checks(tables: Tables) -> dict[str, tuple[float, int]]:
+def checks(tables):
     own = tables.metrics[tables.metrics["metric"].str.startswith("check_")]
     return {row.metric: (row.value, row.n) for row in own.itertuples()}
 
 
-def loop(steps: int = 8, kernels: int = 4, ranges: bool = True) -> Export:
+def loop(steps=8, kernels=4, ranges=True):
     """Steps, with a range or without, of equal kernels that run at once."""
     export = Export()
     for step in range(steps):
@@ -41,7 +38,7 @@ def loop(steps: int = 8, kernels: int = 4, ranges: bool = True) -> Export:
     return export
 
 
-def graphs(counts: list[int], graph: int | None = 7) -> Export:
+def graphs(counts, graph=7):
     """One replay of a CUDA graph in each step, with so many kernels; the tool may not say which graph."""
     export = Export()
     for step, count in enumerate(counts):
@@ -54,12 +51,12 @@ def graphs(counts: list[int], graph: int | None = 7) -> Export:
     return export
 
 
-def test_a_loop_without_a_contradiction_has_steps_and_no_check(tmp_path: Path) -> None:
+def test_a_loop_without_a_contradiction_has_steps_and_no_check(tmp_path):
     tables = parsed(loop().write_sqlite(tmp_path / "x.sqlite"))
     assert not checks(tables) and len(tables.steps) == 8
 
 
-def test_the_end_of_a_kernel_is_set_to_the_start_of_the_next_one_of_its_stream(tmp_path: Path) -> None:
+def test_the_end_of_a_kernel_is_set_to_the_start_of_the_next_one_of_its_stream(tmp_path):
     export = loop()
     late = export.rows["CUPTI_ACTIVITY_KIND_KERNEL"][5]
     late["end"] += 5 * STEP_NS
@@ -72,9 +69,7 @@ def test_the_end_of_a_kernel_is_set_to_the_start_of_the_next_one_of_its_stream(t
     ("stream", "overlap"),
     [pytest.param(8, 5 * STEP_NS, id="another stream"), pytest.param(7, 93, id="programmatic dependent launch")],
 )
-def test_kernels_may_overlap_on_two_streams_and_with_the_next_one_of_their_stream(
-    tmp_path: Path, stream: int, overlap: int
-) -> None:
+def test_kernels_may_overlap_on_two_streams_and_with_the_next_one_of_their_stream(tmp_path, stream, overlap):
     export = loop()
     kernel = export.rows["CUPTI_ACTIVITY_KIND_KERNEL"][5]
     kernel["streamId"], kernel["end"] = stream, kernel["end"] + overlap
@@ -83,7 +78,7 @@ def test_kernels_may_overlap_on_two_streams_and_with_the_next_one_of_their_strea
     assert tables.kernels["total_ns"].sum() == 32 * 10 + overlap
 
 
-def test_branches_of_a_graph_overlap_on_one_stream(tmp_path: Path) -> None:
+def test_branches_of_a_graph_overlap_on_one_stream(tmp_path):
     export = graphs([6] * 8)
     for kernel in export.rows["CUPTI_ACTIVITY_KIND_KERNEL"][::6]:
         kernel["end"] += 30
@@ -91,7 +86,7 @@ def test_branches_of_a_graph_overlap_on_one_stream(tmp_path: Path) -> None:
     assert not checks(tables) and len(tables.steps) == 8
 
 
-def test_a_kernel_of_a_graph_ends_before_the_next_replay_begins(tmp_path: Path) -> None:
+def test_a_kernel_of_a_graph_ends_before_the_next_replay_begins(tmp_path):
     export = graphs([6] * 8)
     late = export.rows["CUPTI_ACTIVITY_KIND_KERNEL"][6 * 3 + 2]
     late["end"] += 5 * STEP_NS
@@ -115,16 +110,14 @@ def test_a_kernel_of_a_graph_ends_before_the_next_replay_begins(tmp_path: Path) 
         ([6, 4, 3], None, 2),
     ],
 )
-def test_replays_of_one_graph_hold_the_same_kernels(
-    tmp_path: Path, counts: list[int], graph: int | None, lost: int
-) -> None:
+def test_replays_of_one_graph_hold_the_same_kernels(tmp_path, counts, graph, lost):
     tables = parsed(graphs(counts, graph).write_sqlite(tmp_path / "x.sqlite"))
     found = checks(tables).get(Check.REPLAYS.value)
     assert found == ((lost, len(counts) - 2) if lost else None)
     assert tables.steps.empty == bool(lost)
 
 
-def test_launches_without_a_kernel_are_lost_records(tmp_path: Path) -> None:
+def test_launches_without_a_kernel_are_lost_records(tmp_path):
     export = loop()
     for launch in range(6):
         export.call(50_000 + launch, 50_001 + launch, 500 + launch)
@@ -132,7 +125,7 @@ def test_launches_without_a_kernel_are_lost_records(tmp_path: Path) -> None:
     assert checks(tables) == {Check.LOST_KERNELS.value: (6, 38)} and tables.steps.empty
 
 
-def test_a_trace_without_any_kernel_of_its_launches_has_lost_them(tmp_path: Path) -> None:
+def test_a_trace_without_any_kernel_of_its_launches_has_lost_them(tmp_path):
     """The ranges of its steps are on the host, whose time is no step of the program."""
     trace = json.loads((REPORTED / "last_step.json").read_text(encoding="utf-8"))
     trace["traceEvents"] = [event for event in trace["traceEvents"] if event.get("cat") != "kernel"]
@@ -142,7 +135,7 @@ def test_a_trace_without_any_kernel_of_its_launches_has_lost_them(tmp_path: Path
     assert checks(tables) == {Check.LOST_KERNELS.value: (60, 60)} and tables.steps.empty
 
 
-def test_launches_that_failed_or_built_a_graph_have_no_kernel(tmp_path: Path) -> None:
+def test_launches_that_failed_or_built_a_graph_have_no_kernel(tmp_path):
     export = loop()
     export.call(50_000, 50_001, 900, name="cudaStreamBeginCapture_v10000")
     for launch in range(6):
@@ -153,7 +146,7 @@ def test_launches_that_failed_or_built_a_graph_have_no_kernel(tmp_path: Path) ->
     assert not checks(parsed(export.write_sqlite(tmp_path / "x.sqlite")))
 
 
-def test_kernels_that_ran_after_their_steps_leave_their_idle_time_unknown(tmp_path: Path) -> None:
+def test_kernels_that_ran_after_their_steps_leave_their_idle_time_unknown(tmp_path):
     export = loop()
     for kernel in export.rows["CUPTI_ACTIVITY_KIND_KERNEL"]:
         if kernel["demangledName"] != export.string("k0"):
@@ -163,7 +156,7 @@ def test_kernels_that_ran_after_their_steps_leave_their_idle_time_unknown(tmp_pa
     assert checks(tables) == {Check.OUTSIDE_STEPS.value: (75, 7)} and tables.steps.empty
 
 
-def test_launches_that_recur_and_ran_after_the_next_ones_are_no_steps(tmp_path: Path) -> None:
+def test_launches_that_recur_and_ran_after_the_next_ones_are_no_steps(tmp_path):
     """As iterations do that overlap on several streams. The parts of the whole recording are still known."""
     export = loop(ranges=False)
     for kernel in export.rows["CUPTI_ACTIVITY_KIND_KERNEL"]:
@@ -174,7 +167,7 @@ def test_launches_that_recur_and_ran_after_the_next_ones_are_no_steps(tmp_path: 
     assert "capture_idle_launch" in set(tables.step_figures["metric"])
 
 
-def test_a_gpu_that_runs_behind_the_host_by_two_steps_contradicts_nothing(tmp_path: Path) -> None:
+def test_a_gpu_that_runs_behind_the_host_by_two_steps_contradicts_nothing(tmp_path):
     export = loop()
     for kernel in export.rows["CUPTI_ACTIVITY_KIND_KERNEL"]:
         kernel["start"], kernel["end"] = kernel["start"] + 2 * STEP_NS, kernel["end"] + 2 * STEP_NS
@@ -182,7 +175,7 @@ def test_a_gpu_that_runs_behind_the_host_by_two_steps_contradicts_nothing(tmp_pa
     assert not checks(tables) and set(tables.steps["wall_ns"]) == {STEP_NS}
 
 
-def test_ranges_of_a_framework_that_hold_less_than_half_of_the_kernel_time_are_no_steps(tmp_path: Path) -> None:
+def test_ranges_of_a_framework_that_hold_less_than_half_of_the_kernel_time_are_no_steps(tmp_path):
     export = loop()
     for launch in range(40):
         # A program that goes on after its profiled steps.
@@ -192,12 +185,12 @@ def test_ranges_of_a_framework_that_hold_less_than_half_of_the_kernel_time_are_n
 
 
 @pytest.mark.parametrize("apart", [1000, 0], ids=["process ids", "one process id"])
-def test_ranks_of_a_merged_trace_without_a_name_for_their_rank_have_no_steps(tmp_path: Path, apart: int) -> None:
+def test_ranks_of_a_merged_trace_without_a_name_for_their_rank_have_no_steps(tmp_path, apart):
     """The launch numbers repeat, and nothing says whose kernel is whose."""
     trace = json.loads((REPORTED / "merged_ranks.json").read_text(encoding="utf-8"))
     numbers: dict[str, int] = {}
 
-    def anonymous(event: dict[str, Any]) -> dict[str, Any]:
+    def anonymous(event):
         rank, _, pid = event["pid"].rpartition(" ")
         own = numbers.setdefault(rank, len(numbers))
         return {**event, "pid": 5000 + apart * own if int(pid) else 0}
@@ -213,7 +206,7 @@ def test_ranks_of_a_merged_trace_without_a_name_for_their_rank_have_no_steps(tmp
     assert "their process is unknown" in page and "the GPU computed" not in page
 
 
-def test_ranks_have_the_order_of_their_numbers(tmp_path: Path) -> None:
+def test_ranks_have_the_order_of_their_numbers(tmp_path):
     text = (REPORTED / "merged_ranks.json").read_text(encoding="utf-8")
     for rank, name in enumerate(("rank1", "rank2", "rank9", "rank10")):
         text = text.replace(f"[TP0{rank}-DP00-PP00-EP0{rank}]", name)
@@ -224,7 +217,7 @@ def test_ranks_have_the_order_of_their_numbers(tmp_path: Path) -> None:
     assert steady.to_dict() == {0: 500_000, 1: 450_000, 2: 400_000, 3: 350_000}
 
 
-def test_ranks_of_containers_with_one_process_id_stay_apart(tmp_path: Path) -> None:
+def test_ranks_of_containers_with_one_process_id_stay_apart(tmp_path):
     text = (REPORTED / "merged_ranks.json").read_text(encoding="utf-8")
     for rank in range(4):
         text = text.replace(f"] 500{rank}", "] 1")
@@ -237,7 +230,7 @@ def test_ranks_of_containers_with_one_process_id_stay_apart(tmp_path: Path) -> N
     ]  # fmt: skip
 
 
-def test_long_steps_at_a_regular_stride_are_kept_where_their_excess_is_not_equal(tmp_path: Path) -> None:
+def test_long_steps_at_a_regular_stride_are_kept_where_their_excess_is_not_equal(tmp_path):
     """A logging pause of changing length after each fifth step makes no step of five."""
     export, at, correlation = Export(), 0, 0
     for step in range(40):
@@ -250,9 +243,7 @@ def test_long_steps_at_a_regular_stride_are_kept_where_their_excess_is_not_equal
     assert len(steps) == 40 and (steps["rule"] == "pattern").all()
 
 
-def test_no_recording_at_hand_contradicts_itself_but_those_that_were_made_to(
-    shared_data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_recording_at_hand_contradicts_itself_but_those_that_were_made_to(shared_data, capsys):
     """Checks on real recordings of many tools: each alarm would be a false one."""
     kinds = ("nsys", "h200", "rocprof", "torch_trace")
     paths = [path for kind in kinds for path in sorted((shared_data / kind).rglob("*")) if path.is_file()]
@@ -262,7 +253,7 @@ def test_no_recording_at_hand_contradicts_itself_but_those_that_were_made_to(
     assert figures[figures["metric"].str.startswith("check_")].empty
 
 
-def test_gpus_of_one_process_without_steps_are_no_ranks_and_have_a_mean(tmp_path: Path) -> None:
+def test_gpus_of_one_process_without_steps_are_no_ranks_and_have_a_mean(tmp_path):
     export = Export()
     for launch in range(20):
         export.call(1000 * launch, 1000 * launch + 2, launch + 1)

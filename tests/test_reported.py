@@ -1,7 +1,5 @@
 """Recordings after public bug reports: what is true of each, and what a page must not say."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -24,14 +22,17 @@ PARTS = ["compute_ns", "communication_ns", "copy_ns", "idle_ns"]
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
+def folders(made_once):
     """The results of ``profpipe ingest FILE --out DIR`` by the name of the file."""
-    found = {name: tmp_path_factory.mktemp("reported") / "out" for name in NAMES}
+    made = made_once("reported", read_all)
+    return {name: made / str(number) for number, name in enumerate(NAMES)}
+
+
+def read_all(folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(DATA)
-        for name, out in found.items():
-            assert ingest.read_files([Path(name)], out) == 0
-    return found
+        for number, name in enumerate(NAMES):
+            assert ingest.read_files([Path(name)], folder / str(number)) == 0
 
 
 def tables(folders, name):

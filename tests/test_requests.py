@@ -1,7 +1,5 @@
 """Requests in which a language model generates tokens, recognised by the lengths of the inputs of its calls."""
 
-from __future__ import annotations
-
 import itertools
 import json
 
@@ -164,3 +162,17 @@ def test_wrong_tokens_drop_the_line_or_the_requests(tmp_path, tokens):
         "".join(json.dumps(each) + "\n" for each in (started, {**line, "tokens": tokens})), encoding="utf-8"
     )
     assert figures(read(path)) == {}
+
+
+def test_a_million_steps_are_read_within_the_budget(tmp_path):
+    """As Python objects they took 1.2 GB, and the file was refused."""
+    lines = [{"hook": "started", "profiler": "plain", "pid": 1, "warmup": 3}]
+    for first in range(0, 10**6, 1000):
+        numbers = range(first, first + 1000)
+        columns = {"step": [*numbers], "start_ns": [10**18 + 5000 * n for n in numbers], "wall_ns": [5000] * 1000}
+        lines.append({"hook": "steps", "rule": "optimizer", **columns})
+    path = tmp_path / "hook.capture.1.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    steps = reader.parse(reader.choose(path, reader.parsers()), path).steps
+    assert steps["step"].tolist() == [*range(10**6)] and (steps["rule"] == "optimizer").all()
+    assert (steps["state"] == "warmup").sum() == 3 and steps["start_ns"].iloc[-1] == 5000 * (10**6 - 1)

@@ -1,12 +1,8 @@
 """results.json: the figures of the tables, under the names that docs/tables.md lists."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -16,26 +12,27 @@ from profpipe import cli
 from profpipe.report import results_json
 from profpipe.results import store
 from profpipe.results.manifest import Manifest
-from profpipe.results.schema import Tables
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "h200-attention"
 
 
-def written(data: Tables, run: dict[str, Any]) -> dict[str, Any]:
-    text = results_json.text(analyze(data, run), data, Manifest.parse({"name": "made-up", **run}))
+def written(data, run):
+    text = results_json.text(
+        results_json.document(analyze(data, run), data, Manifest.parse({"name": "made-up", **run}))
+    )
     return dict(json.loads(text))
 
 
 @pytest.fixture(scope="module")
-def example() -> dict[str, Any]:
+def example():
     data, manifest = store.load(EXAMPLE)
     from profpipe.analysis import analyze as analysis
 
-    return dict(json.loads(results_json.text(analysis.analyze(data, manifest), data, manifest)))
+    return dict(json.loads(results_json.text(results_json.document(analysis.analyze(data, manifest), data, manifest))))
 
 
-def test_every_case_of_a_run_is_an_object_in_a_line_with_the_numbers_of_the_tables(example: dict[str, Any]) -> None:
+def test_every_case_of_a_run_is_an_object_in_a_line_with_the_numbers_of_the_tables(example):
     metrics = pd.read_parquet(EXAMPLE / "metrics.parquet").query("profiler == 'plain' and subject == ''")
     cases = pd.read_parquet(EXAMPLE / "cases.parquet")
     assert (example["format"], example["version"]) == ("profpipe.results", 1)
@@ -53,7 +50,7 @@ def test_every_case_of_a_run_is_an_object_in_a_line_with_the_numbers_of_the_tabl
             assert end.get("status") == row["status"] and end.get("reason", "") == row["reason"]
 
 
-def test_the_shares_of_a_case_are_those_of_its_kernels(example: dict[str, Any]) -> None:
+def test_the_shares_of_a_case_are_those_of_its_kernels(example):
     kernels = pd.read_parquet(EXAMPLE / "kernels.parquet").query("profiler == 'nsys' and kind == 'kernel'")
     shown = [case for case in example["cases"] if case["kernels"]]
     assert len(shown) == 39
@@ -64,14 +61,14 @@ def test_the_shares_of_a_case_are_those_of_its_kernels(example: dict[str, Any]) 
         assert case["kernels"]["time"] * case["kernels"]["iterations"] == pytest.approx(own.sum())
 
 
-def keys(case: dict[str, Any]) -> Iterator[str]:
+def keys(case):
     for name, value in case.items():
         yield name
         if name in ("time", "memory", "energy", "price", "kernels"):
             yield from (f"{name}.{inner}" for inner in value)
 
 
-def test_the_documentation_has_every_key_of_a_case_and_no_other(example: dict[str, Any]) -> None:
+def test_the_documentation_has_every_key_of_a_case_and_no_other(example):
     text = (ROOT / "docs" / "tables.md").read_text(encoding="utf-8")
     rows = text.partition("<!-- results -->\n")[2].partition("<!-- /results -->")[0].splitlines()[2:]
     documented = [name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
@@ -79,7 +76,7 @@ def test_the_documentation_has_every_key_of_a_case_and_no_other(example: dict[st
     assert sorted({*documented, "memory", "energy", "price"}) == sorted(keys(case))
 
 
-def test_a_failed_case_has_its_reason_and_nulls_and_numbers_that_json_lacks_are_null() -> None:
+def test_a_failed_case_has_its_reason_and_nulls_and_numbers_that_json_lacks_are_null():
     rows = [metric_row("impl=a", "time", 1e3), metric_row("impl=a", "error_max", float("inf"), "1")]
     cases = [case_row("impl=a", params={"impl": "a", "scale": float("nan")}),
              case_row("impl=b", status="oom", reason="out of memory")]  # fmt: skip
@@ -89,14 +86,14 @@ def test_a_failed_case_has_its_reason_and_nulls_and_numbers_that_json_lacks_are_
     assert second["profilers"] == {"plain": {"status": "oom", "reason": "out of memory"}}
 
 
-def test_kernels_alone_have_their_sums() -> None:
+def test_kernels_alone_have_their_sums():
     kernels = [kernel_row("impl=a", ATTENTION, 3, 3e6), kernel_row("impl=a", COPY, 1, 1e6)]
     (case,) = written(tables([case_row("impl=a", "nsys")], kernels), {})["cases"]
     assert case["kernels"]["shares"] == {"attention": 0.75, "copy": 0.25}
 
 
 @pytest.mark.slow
-def test_report_writes_the_document_beside_the_tables(tmp_path: Path) -> None:
+def test_report_writes_the_document_beside_the_tables(tmp_path):
     data, manifest = store.load(EXAMPLE)
     run = tmp_path / "run"
     run.mkdir()

@@ -1,11 +1,8 @@
 """CSV files of rocprof: every recorded one, and small ones written here for what those lack."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -38,14 +35,14 @@ Write = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def parsers() -> list[ModuleType]:
+def parsers():
     names = ("rocprof_csv.py", "rocprof_stats.py", "rocpd.py", "rocprof_json.py")
     return [plugins.load_module(plugins.builtin_folder("parsers") / name) for name in names]
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Write:
-    def written(name: str, columns: list[str], *rows: Row) -> Path:
+def write(tmp_path):
+    def written(name, columns, *rows):
         path = tmp_path / name
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, columns, restval=0, quoting=csv.QUOTE_NONNUMERIC)
@@ -56,7 +53,7 @@ def write(tmp_path: Path) -> Write:
     return written
 
 
-def kernel(name: str, start: int, end: int, correlation: int = 0, thread: int = 7, agent: Any = "Agent 2") -> Row:
+def kernel(name, start, end, correlation=0, thread=7, agent="Agent 2"):
     return {
         "Kind": "KERNEL_DISPATCH",
         "Agent_Id": agent,
@@ -70,7 +67,7 @@ def kernel(name: str, start: int, end: int, correlation: int = 0, thread: int = 
     }
 
 
-def call(domain: str, name: str, start: int, end: int, correlation: int = 0, thread: int = 7, pid: int = 70) -> Row:
+def call(domain, name, start, end, correlation=0, thread=7, pid=70):
     return {
         "Domain": domain,
         "Function": name,
@@ -82,22 +79,22 @@ def call(domain: str, name: str, start: int, end: int, correlation: int = 0, thr
     }
 
 
-def marker(name: str, start: int, end: int, **where: int) -> Row:
+def marker(name, start, end, **where):
     return call("MARKER_CORE_RANGE_API", name, start, end, **where)
 
 
-def placed(found: schema.Tables) -> dict[str, tuple[str, str]]:
+def placed(found):
     return {row.kernel: (row.case, row.phase) for row in found.kernels.itertuples()}
 
 
-def test_trace_and_statistics_of_one_recording_agree_by_kernel(parsers: list[ModuleType], shared_data: Path) -> None:
+def test_trace_and_statistics_of_one_recording_agree_by_kernel(parsers, shared_data):
     folder = shared_data / "rocprof" / "jyohukuchan__sLLM"
     trace = parsers[0].parse(folder / "ck-m8_kernel_trace.csv").kernels.groupby("kernel")[["calls", "total_ns"]].sum()
     stats = parsers[1].parse(folder / "ck-m8_kernel_stats.csv").kernels.groupby("kernel")[["calls", "total_ns"]].sum()
     assert trace.sort_index().equals(stats.sort_index())
 
 
-def test_two_generations_of_the_tool_spell_one_kernel_alike(parsers: list[ModuleType], shared_data: Path) -> None:
+def test_two_generations_of_the_tool_spell_one_kernel_alike(parsers, shared_data):
     folder = shared_data / "rocprof" / "vjelic__aiter-glog-fork"
     v2 = set(parsers[0].parse(folder / "results_430889.csv").kernels["kernel"])
     assert "at::vectorized_elementwise_kernel<4, at::FillFunctor<int>, std::array<char*, 1>>" in v2
@@ -109,7 +106,7 @@ def test_two_generations_of_the_tool_spell_one_kernel_alike(parsers: list[Module
     assert v1[0] == v1[1] == v1[2] == v1[3]
 
 
-def test_kernels_are_placed_by_the_call_that_launched_them(parser: ModuleType, write: Write) -> None:
+def test_kernels_are_placed_by_the_call_that_launched_them(parser, write):
     write(
         "a_marker_api_trace.csv",
         API_TRACE,
@@ -128,7 +125,7 @@ def test_kernels_are_placed_by_the_call_that_launched_them(parser: ModuleType, w
     assert list(ranges["instances"]) == [2, 1] and list(ranges["kernel_ns"]) == [40, 40]
 
 
-def test_without_the_calls_kernels_are_placed_by_time_with_a_note(parser: ModuleType, write: Write) -> None:
+def test_without_the_calls_kernels_are_placed_by_time_with_a_note(parser, write):
     write("a_marker_api_trace.csv", API_TRACE, marker(CASE, 100, 200), marker("forward", 110, 150))
     rows = [kernel("in", 120, 130, 1), kernel("late", 160, 170, 2), kernel("out", 220, 230, 3)]
     found = parser.parse(write("a_kernel_trace.csv", KERNEL_TRACE, *rows))
@@ -137,7 +134,7 @@ def test_without_the_calls_kernels_are_placed_by_time_with_a_note(parser: Module
     assert (found.origin.attributed_ns, found.origin.unattributed_ns) == (20, 10)
 
 
-def test_a_backward_kernel_of_another_thread_belongs_to_the_case_by_time(parser: ModuleType, write: Write) -> None:
+def test_a_backward_kernel_of_another_thread_belongs_to_the_case_by_time(parser, write):
     write("a_marker_api_trace.csv", API_TRACE, marker(CASE, 100, 200), marker("backward", 110, 190))
     write("a_hip_api_trace.csv", API_TRACE, call("HIP_RUNTIME_API", "hipLaunchKernel", 120, 130, 5, thread=8))
     found = parser.parse(write("a_kernel_trace.csv", KERNEL_TRACE, kernel("k", 140, 150, 5, thread=8)))
@@ -145,14 +142,14 @@ def test_a_backward_kernel_of_another_thread_belongs_to_the_case_by_time(parser:
     assert found.origin.attribution[Placement.OF_OTHER_THREAD] == 1
 
 
-def test_files_of_another_stem_are_of_another_recording(parser: ModuleType, write: Write) -> None:
+def test_files_of_another_stem_are_of_another_recording(parser, write):
     write("b_marker_api_trace.csv", API_TRACE, marker(CASE, 100, 200))
     found = parser.parse(write("a_kernel_trace.csv", KERNEL_TRACE, kernel("k", 120, 130, 1)))
     assert placed(found) == {"k": ("", "")}
     assert found.origin.attribution == {Placement.NO_RANGES: found.origin.launches}
 
 
-def test_copies_are_rows_of_a_separate_kind_and_not_launches(parser: ModuleType, write: Write) -> None:
+def test_copies_are_rows_of_a_separate_kind_and_not_launches(parser, write):
     copy = {
         "Kind": "MEMORY_COPY", "Direction": "MEMORY_COPY_HOST_TO_DEVICE", "Source_Agent_Id": "Agent 0",
         "Destination_Agent_Id": "Agent 2", "Start_Timestamp": 10, "End_Timestamp": 30,
@@ -167,7 +164,7 @@ def test_copies_are_rows_of_a_separate_kind_and_not_launches(parser: ModuleType,
         ]
 
 
-def test_agents_become_gpu_ordinals_where_the_agent_info_says_which_they_are(parser: ModuleType, write: Write) -> None:
+def test_agents_become_gpu_ordinals_where_the_agent_info_says_which_they_are(parser, write):
     columns = ["Node_Id", "Agent_Type", "Name", "Product_Name"]
     rows = [
         {"Node_Id": 0, "Agent_Type": "CPU", "Name": "EPYC", "Product_Name": "AMD EPYC"},
@@ -184,9 +181,7 @@ def test_agents_become_gpu_ordinals_where_the_agent_info_says_which_they_are(par
     ("agent", "device"),
     [("Agent 2", "Second"), ("Agent 9", "Second"), (9, "Second"), ("GPU 1", "Second"), ("Agent 1", "First")],
 )
-def test_agents_are_numbered_as_the_process_sees_them_or_by_node_or_among_the_gpus(
-    parser: ModuleType, write: Write, agent: Any, device: str
-) -> None:
+def test_agents_are_numbered_as_the_process_sees_them_or_by_node_or_among_the_gpus(parser, write, agent, device):
     """In a container the nodes of the other GPUs are hidden and the logical numbers close up."""
     columns = ["Node_Id", "Logical_Node_Id", "Agent_Type", "Product_Name"]
     agents = [(0, 0, "CPU", "AMD EPYC"), (5, 1, "GPU", "First"), (9, 2, "GPU", "Second")]
@@ -196,9 +191,7 @@ def test_agents_are_numbered_as_the_process_sees_them_or_by_node_or_among_the_gp
     assert list(found.kernels["device"]) == [["First", "Second"].index(device)]
 
 
-def test_a_marker_file_alone_gives_its_ranges_and_says_nothing_of_the_gpu(
-    parser: ModuleType, write: Write, shared_data: Path
-) -> None:
+def test_a_marker_file_alone_gives_its_ranges_and_says_nothing_of_the_gpu(parser, write, shared_data):
     found = parser.parse(write("a_marker_api_trace.csv", API_TRACE, marker(CASE, 100, 200), marker("mark", 120, 120)))
     assert [(r.case, r.range, r.instances, r.wall_ns) for r in found.ranges.itertuples()] == [("impl=fa2", "", 1, 100)]
     assert found.ranges["kernel_ns"].isna().all() and found.kernels.empty
@@ -206,7 +199,7 @@ def test_a_marker_file_alone_gives_its_ranges_and_says_nothing_of_the_gpu(
     assert parser.parse(real).ranges["instances"].sum() == 12
 
 
-def test_calls_that_open_and_close_a_range_do_not_repeat_it(parser: ModuleType, write: Write) -> None:
+def test_calls_that_open_and_close_a_range_do_not_repeat_it(parser, write):
     rows = [
         call("MARKER_CORE_API", "forward", 100, 101, 1),
         call("MARKER_CORE_RANGE_API", "forward", 100, 200, 1),
@@ -216,19 +209,19 @@ def test_calls_that_open_and_close_a_range_do_not_repeat_it(parser: ModuleType, 
     assert [(r.range, r.instances, r.wall_ns) for r in found.ranges.itertuples()] == [("forward", 1, 100)]
 
 
-def test_ranges_of_rocm_6_are_in_the_older_domain(parser: ModuleType, write: Write) -> None:
+def test_ranges_of_rocm_6_are_in_the_older_domain(parser, write):
     rows = [call("MARKER_CORE_API", "forward", 100, 200), call("MARKER_CONTROL_API", "roctxProfilerPause", 1, 9)]
     found = parser.parse(write("a_marker_api_trace.csv", API_TRACE, *rows))
     assert list(found.ranges["range"]) == ["forward"]
 
 
-def test_a_range_of_the_whole_process_holds_kernels_of_every_thread(parser: ModuleType, write: Write) -> None:
+def test_a_range_of_the_whole_process_holds_kernels_of_every_thread(parser, write):
     write("a_marker_api_trace.csv", API_TRACE, marker(CASE, 100, 200, thread=0))
     found = parser.parse(write("a_kernel_trace.csv", KERNEL_TRACE, kernel("k", 120, 130, 1)))
     assert placed(found) == {"k": ("impl=fa2", "")}
 
 
-def test_counters_of_a_dispatch_are_metrics_of_its_kernel_and_case(parser: ModuleType, write: Write) -> None:
+def test_counters_of_a_dispatch_are_metrics_of_its_kernel_and_case(parser, write):
     write("a_marker_api_trace.csv", API_TRACE, marker(CASE, 100, 200))
     rows = [
         {**kernel("k(int*)", start, start + 10, dispatch), "Process_Id": 70, "Dispatch_Id": dispatch,
@@ -245,7 +238,7 @@ def test_counters_of_a_dispatch_are_metrics_of_its_kernel_and_case(parser: Modul
     ]
 
 
-def test_a_dispatch_that_is_counted_by_each_part_of_the_gpu_is_one_launch(parser: ModuleType, tmp_path: Path) -> None:
+def test_a_dispatch_that_is_counted_by_each_part_of_the_gpu_is_one_launch(parser, tmp_path):
     columns = "Dispatch_ID,GPU_ID,PID,TID,Kernel_Name,Start_Timestamp,End_Timestamp,Correlation_ID,XCC_Index,SQ_WAVES"
     rows = [f"0,2,70,7,scale(),110,120,0,{part},{waves}" for part, waves in ((0, 10.0), (1, 30.0))]
     path = tmp_path / "results_9.csv"
@@ -264,9 +257,7 @@ def test_a_dispatch_that_is_counted_by_each_part_of_the_gpu_is_one_launch(parser
         "Domain,Operation,Kernel_Name,Start_Timestamp,Stop_Timestamp,Correlation_ID",
     ],
 )
-def test_traces_of_rocprofv2_are_refused_with_the_file_to_give(
-    parser: ModuleType, tmp_path: Path, columns: str
-) -> None:
+def test_traces_of_rocprofv2_are_refused_with_the_file_to_give(parser, tmp_path, columns):
     path = tmp_path / "trace_9.csv"
     path.write_text(f"{columns}\n\n", encoding="utf-8")
     assert parser.sniff(path)
@@ -274,9 +265,7 @@ def test_traces_of_rocprofv2_are_refused_with_the_file_to_give(
         parser.parse(path)
 
 
-def test_counters_without_time_stamps_count_launches_and_leave_times_missing(
-    parser: ModuleType, shared_data: Path
-) -> None:
+def test_counters_without_time_stamps_count_launches_and_leave_times_missing(parser, shared_data):
     found = parser.parse(shared_data / "rocprof" / "ROCm__rocprofiler-sdk" / "counter_collection.csv")
     assert (found.origin.launches, found.origin.total_ns, int(found.kernels["calls"].sum())) == (7, None, 7)
     assert found.kernels["total_ns"].isna().all()
@@ -286,7 +275,7 @@ def test_counters_without_time_stamps_count_launches_and_leave_times_missing(
     assert int(v1.metrics.loc[v1.metrics["metric"] == "LDSInsts", "n"].sum()) == 1024
 
 
-def test_time_stamps_with_a_fraction_are_times_to_the_ns(parser: ModuleType, write: Write) -> None:
+def test_time_stamps_with_a_fraction_are_times_to_the_ns(parser, write):
     columns = ["Dispatch_ID", "GPU_ID", "Kernel_Name", "SQ_WAVES", "Start_Timestamp", "End_Timestamp"]
     averaged = ("1700000000000000100.4", "1700000000000007100.6")
     rows: list[Row] = [dict(zip(columns, (0, 2, "copy(float*)", 64.0, *averaged), strict=True))]
@@ -295,13 +284,13 @@ def test_time_stamps_with_a_fraction_are_times_to_the_ns(parser: ModuleType, wri
     assert list(found.metrics["value"]) == [64]
 
 
-def test_statistics_of_calls_are_refused_as_no_gpu_time(parsers: list[ModuleType], shared_data: Path) -> None:
+def test_statistics_of_calls_are_refused_as_no_gpu_time(parsers, shared_data):
     path = shared_data / "rocprof" / "ROCm__rocprofiler-sdk" / "hip_stats.csv"
     with pytest.raises(UnreadableFile, match="statistics of API calls or whole domains"):
         parsers[1].parse(path)
 
 
-def test_statistics_of_markers_are_known_by_the_files_name(parsers: list[ModuleType], write: Write) -> None:
+def test_statistics_of_markers_are_known_by_the_files_name(parsers, write):
     path = write("a_marker_api_stats.csv", ["Name", "Calls", "TotalDurationNs"], {"Name": "forward", "Calls": 3})
     with pytest.raises(UnreadableFile, match="statistics of API calls"):
         parsers[1].parse(path)
@@ -310,14 +299,12 @@ def test_statistics_of_markers_are_known_by_the_files_name(parsers: list[ModuleT
 @pytest.mark.parametrize(
     ("rows", "what"), [([], "no kernels were recorded"), ([{"Name": "k", "Calls": "x"}], "no row of it is whole")]
 )
-def test_statistics_without_a_whole_row_are_refused(
-    parsers: list[ModuleType], write: Write, rows: list[Row], what: str
-) -> None:
+def test_statistics_without_a_whole_row_are_refused(parsers, write, rows, what):
     with pytest.raises(UnreadableFile, match=what):
         parsers[1].parse(write("a_kernel_stats.csv", ["Name", "Calls", "TotalDurationNs"], *rows))
 
 
-def test_statistics_of_copies_are_copies(parsers: list[ModuleType], write: Write) -> None:
+def test_statistics_of_copies_are_copies(parsers, write):
     columns = ["Name", "Calls", "TotalDurationNs", "AverageNs", "Percentage"]
     row = {"Name": "CopyHostToDevice", "Calls": 3, "TotalDurationNs": 30, "AverageNs": 10, "Percentage": 100}
     found = parsers[1].parse(write("results.copy_stats.csv", columns, row))
@@ -325,22 +312,22 @@ def test_statistics_of_copies_are_copies(parsers: list[ModuleType], write: Write
     assert found.origin.launches == 0
 
 
-def test_columns_are_found_by_name_in_any_order(parser: ModuleType, write: Write) -> None:
+def test_columns_are_found_by_name_in_any_order(parser, write):
     mixed = [*KERNEL_TRACE[::-1], "A_New_Column"]
     assert parser.parse(write("x.csv", mixed, kernel("k", 1, 5))).origin.total_ns == 4
 
 
-def test_a_guid_column_in_front_changes_nothing(parser: ModuleType, write: Write) -> None:
+def test_a_guid_column_in_front_changes_nothing(parser, write):
     assert parser.parse(write("x.csv", ["Guid", *KERNEL_TRACE], kernel("k", 1, 5))).origin.total_ns == 4
 
 
-def test_byte_order_mark_and_dos_line_ends_change_nothing(parser: ModuleType, write: Write) -> None:
+def test_byte_order_mark_and_dos_line_ends_change_nothing(parser, write):
     path = write("x.csv", KERNEL_TRACE, kernel("k", 1, 5))
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\r\n", b"\n").replace(b"\n", b"\r\n"))
     assert parser.sniff(path) and parser.parse(path).origin.total_ns == 4
 
 
-def test_a_row_cut_at_the_end_is_left_out_and_counted(parser: ModuleType, write: Write) -> None:
+def test_a_row_cut_at_the_end_is_left_out_and_counted(parser, write):
     path = write("x.csv", KERNEL_TRACE, kernel("k", 1, 5), kernel("k", 6, 9))
     path.write_bytes(path.read_bytes()[:-30])
     found = parser.parse(path)
@@ -349,9 +336,7 @@ def test_a_row_cut_at_the_end_is_left_out_and_counted(parser: ModuleType, write:
 
 
 @pytest.mark.parametrize("others", ['"', ""])
-def test_a_quote_that_is_never_closed_takes_no_more_than_the_rows_that_it_swallows(
-    parser: ModuleType, write: Write, others: str
-) -> None:
+def test_a_quote_that_is_never_closed_takes_no_more_than_the_rows_that_it_swallows(parser, write, others):
     """Without a closing quote the csv module reads 128 KiB as one cell."""
     path = write("a_kernel_trace.csv", KERNEL_TRACE, *(kernel("k", at, at + 1, at) for at in range(1, 5001)))
     lines = path.read_text(encoding="utf-8").replace('"', others).splitlines(keepends=True)
@@ -361,12 +346,12 @@ def test_a_quote_that_is_never_closed_takes_no_more_than_the_rows_that_it_swallo
     assert found.origin.launches > 2000 and found.origin.launches + torn_rows(found) == 5000
 
 
-def torn_rows(found: schema.Tables) -> int:
+def torn_rows(found):
     (note,) = (note for note in found.origin.notes if "cut or torn" in note)
     return int(note.split()[0])
 
 
-def test_dispatches_without_time_stamps_are_left_out_and_counted(parser: ModuleType, write: Write) -> None:
+def test_dispatches_without_time_stamps_are_left_out_and_counted(parser, write):
     path = write("x.csv", KERNEL_TRACE, kernel("k", 10, 50), kernel("k", 0, 0), kernel("k", 60, 20))
     found = parser.parse(path)
     assert (found.origin.launches, found.origin.total_ns) == (1, 40)
@@ -374,7 +359,7 @@ def test_dispatches_without_time_stamps_are_left_out_and_counted(parser: ModuleT
 
 
 @pytest.mark.parametrize("columns", [KERNEL_TRACE, COUNTERS, ["Dispatch_ID", "GPU_ID", "Kernel_Name"], COPY_TRACE])
-def test_a_header_without_rows_says_what_to_pass(parser: ModuleType, write: Write, columns: list[str]) -> None:
+def test_a_header_without_rows_says_what_to_pass(parser, write, columns):
     path = write("x.csv", columns)
     assert parser.sniff(path)
     with pytest.raises(
@@ -383,7 +368,7 @@ def test_a_header_without_rows_says_what_to_pass(parser: ModuleType, write: Writ
         parser.parse(path)
 
 
-def test_a_file_cut_in_its_header_is_refused_as_such(parser: ModuleType, tmp_path: Path) -> None:
+def test_a_file_cut_in_its_header_is_refused_as_such(parser, tmp_path):
     path = tmp_path / "x.csv"
     path.write_text('"Kind","Agent_Id","Queue_I')
     assert parser.sniff(path)
@@ -392,9 +377,7 @@ def test_a_file_cut_in_its_header_is_refused_as_such(parser: ModuleType, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["a_hip_api_trace.csv", "a_agent_info.csv"])
-def test_side_files_without_kernels_or_ranges_are_refused_with_the_file_to_give(
-    parser: ModuleType, write: Write, name: str
-) -> None:
+def test_side_files_without_kernels_or_ranges_are_refused_with_the_file_to_give(parser, write, name):
     columns = API_TRACE if "api" in name else ["Node_Id", "Agent_Type"]
     path = write(name, columns, call("HIP_RUNTIME_API", "hipMalloc", 1, 2) if "api" in name else {"Node_Id": 1})
     with pytest.raises(UnreadableFile, match=r"kernel_trace\.csv"):
@@ -402,9 +385,7 @@ def test_side_files_without_kernels_or_ranges_are_refused_with_the_file_to_give(
 
 
 @pytest.mark.parametrize(("name", "step_range"), [("profpipe.step:marker:%d", ""), ("batch %d", r"batch (?P<n>\d+)")])
-def test_ranges_of_steps_make_steps_with_the_waits_of_the_host(
-    parser: ModuleType, write: Write, name: str, step_range: str
-) -> None:
+def test_ranges_of_steps_make_steps_with_the_waits_of_the_host(parser, write, name, step_range):
     api = "HIP_RUNTIME_API"
     steps = [(number, 1000 * number) for number in range(4)]
     write("a_marker_api_trace.csv", API_TRACE, *(marker(name % n, t, t + 1000) for n, t in steps))
@@ -428,7 +409,7 @@ def test_ranges_of_steps_make_steps_with_the_waits_of_the_host(
     assert set(found["process"]) == {70} and set(found["profiler"]) == {"rocprof"}
 
 
-def test_kernels_that_ran_one_by_one_for_counters_have_no_steps(parser: ModuleType, write: Write) -> None:
+def test_kernels_that_ran_one_by_one_for_counters_have_no_steps(parser, write):
     columns = ["Dispatch_ID", "GPU_ID", "Kernel_Name", "SQ_WAVES", "Start_Timestamp", "End_Timestamp"]
     rows = [
         {"Dispatch_ID": n, "GPU_ID": 2, "Kernel_Name": f"k{n % 4}", "SQ_WAVES": 1, "Start_Timestamp": 100 * n + 1,
@@ -460,9 +441,7 @@ _V2_CSV = {
         ),
     ],
 )
-def test_a_kernel_ends_no_later_than_the_next_one_of_its_queue_begins(
-    parser: ModuleType, write: Write, columns: list[str], renamed: dict[str, str]
-) -> None:
+def test_a_kernel_ends_no_later_than_the_next_one_of_its_queue_begins(parser, write, columns, renamed):
     rows = [kernel("k", 100 * at, 100 * at + (5000 if at == 3 else 90), at + 1, agent="2") for at in range(12)]
     rows = [{name: value for key, value in row.items() if (name := renamed.get(key, key)) in columns} for row in rows]
     found = parser.parse(write("results_kernel_trace.csv", columns, *rows))
@@ -471,7 +450,7 @@ def test_a_kernel_ends_no_later_than_the_next_one_of_its_queue_begins(
     assert late[["value", "n", "subject"]].values.tolist() == [[4900, 1, "k"]]
 
 
-def test_a_recorded_loop_of_kernels_has_steps(shared_data: Path) -> None:
+def test_a_recorded_loop_of_kernels_has_steps(shared_data):
     parser = plugins.load_module(plugins.builtin_folder("parsers") / "rocpd.py")
     steps = parser.parse(shared_data / "rocprof" / "HGLiu1998__batched_gemm" / "14_results.db").steps
     assert set(steps["rule"]) == {"pattern"}

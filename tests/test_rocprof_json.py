@@ -1,31 +1,26 @@
 """JSON of rocprof: the recorded trace of v1, and small files written here for what it lacks and for rocprofv3."""
 
-from __future__ import annotations
-
 import gzip
 import json
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from profpipe.errors import UnreadableFile
-from profpipe.results import schema
 from profpipe.results.schema import Placement
 
 CASE = "profpipe:impl=fa2"
 Record = dict[str, Any]
 
 
-def placed(found: schema.Tables) -> list[tuple[Any, ...]]:
+def placed(found):
     return [(r.process, r.device, r.kind, r.case, r.phase, r.kernel, r.total_ns) for r in found.kernels.itertuples()]
 
 
 # --- rocprofv3 -------------------------------------------------------------------------------------------------------
 
 
-def record(start: int, end: int, correlation: int = 0, **more: Any) -> Record:
+def record(start, end, correlation=0, **more):
     return {
         "thread_id": 7,
         "correlation_id": {"internal": correlation, "external": 0},
@@ -35,16 +30,16 @@ def record(start: int, end: int, correlation: int = 0, **more: Any) -> Record:
     }
 
 
-def dispatch(start: int, end: int, correlation: int = 0, number: int = 1, kernel: int = 4) -> Record:
+def dispatch(start, end, correlation=0, number=1, kernel=4):
     info = {"kernel_id": kernel, "dispatch_id": number, "agent_id": {"handle": 20}, "queue_id": {"handle": 1}}
     return record(start, end, correlation, dispatch_info=info, stream_id={"handle": 3})
 
 
-def marker(start: int, end: int, correlation: int, operation: int = 1, kind: int = 1) -> Record:
+def marker(start, end, correlation, operation=1, kind=1):
     return record(start, end, correlation, kind=kind, operation=operation)
 
 
-def process(pid: int = 70, messages: dict[int, str] | None = None, **buffers: list[Record]) -> Record:
+def process(pid=70, messages=None, **buffers):
     """One process as rocprofv3 writes it, with a CPU, a GPU and the kernel `gemm`."""
     operations = ["roctxMarkA", "roctxThreadRangeA", "roctxProcessRangeA", "roctxGetThreadId"]
     return {
@@ -71,12 +66,12 @@ def process(pid: int = 70, messages: dict[int, str] | None = None, **buffers: li
     }
 
 
-def v3(path: Path, *processes: Record) -> Path:
+def v3(path, *processes):
     path.write_text(json.dumps({"rocprofiler-sdk-tool": list(processes)}))
     return path
 
 
-def test_kernels_are_placed_by_the_call_of_their_correlation_id(parser: ModuleType, tmp_path: Path) -> None:
+def test_kernels_are_placed_by_the_call_of_their_correlation_id(parser, tmp_path):
     path = v3(
         tmp_path / "x_results.json",
         process(
@@ -94,7 +89,7 @@ def test_kernels_are_placed_by_the_call_of_their_correlation_id(parser: ModuleTy
     assert list(found.kernels["stream"]) == [3]
 
 
-def test_a_gzipped_file_reads_as_the_plain_one_and_a_cut_zip_is_refused(parser: ModuleType, tmp_path: Path) -> None:
+def test_a_gzipped_file_reads_as_the_plain_one_and_a_cut_zip_is_refused(parser, tmp_path):
     plain = v3(tmp_path / "x.json", process(kernel_dispatch=[dispatch(300, 340)]))
     zipped, cut = tmp_path / "x.json.gz", tmp_path / "cut.json.gz"
     zipped.write_bytes(gzip.compress(plain.read_bytes()))
@@ -105,7 +100,7 @@ def test_a_gzipped_file_reads_as_the_plain_one_and_a_cut_zip_is_refused(parser: 
         parser.parse(cut)
 
 
-def test_without_calls_kernels_are_placed_by_time_with_a_note(parser: ModuleType, tmp_path: Path) -> None:
+def test_without_calls_kernels_are_placed_by_time_with_a_note(parser, tmp_path):
     dispatches = [dispatch(110, 120, 5), dispatch(300, 310, 6, 2)]
     given = process(messages={1: CASE}, kernel_dispatch=dispatches, marker_api=[marker(100, 200, 1)])
     found = parser.parse(v3(tmp_path / "x.json", given))
@@ -113,21 +108,21 @@ def test_without_calls_kernels_are_placed_by_time_with_a_note(parser: ModuleType
     assert found.origin.attribution == {Placement.RUN_TIME: 1, Placement.NO_RANGE: 1}
 
 
-def test_marks_and_the_calls_around_a_range_are_not_ranges(parser: ModuleType, tmp_path: Path) -> None:
+def test_marks_and_the_calls_around_a_range_are_not_ranges(parser, tmp_path):
     markers = [marker(10, 60, 1), marker(12, 13, 2, operation=0), marker(10, 11, 1, operation=1, kind=3)]
     found = parser.parse(v3(tmp_path / "x.json", process(messages={1: "forward", 2: "here"}, marker_api=markers)))
     assert [(r.range, r.instances, r.wall_ns) for r in found.ranges.itertuples()] == [("forward", 1, 50)]
 
 
-def test_a_process_range_holds_what_every_thread_launched(parser: ModuleType, tmp_path: Path) -> None:
+def test_a_process_range_holds_what_every_thread_launched(parser, tmp_path):
     given = process(
         messages={1: CASE}, kernel_dispatch=[dispatch(110, 120)], marker_api=[marker(100, 200, 1, operation=2)]
     )
     assert placed(parser.parse(v3(tmp_path / "x.json", given)))[0][3] == "impl=fa2"
 
 
-def test_two_processes_with_one_correlation_id_stay_apart(parser: ModuleType, tmp_path: Path) -> None:
-    def one(pid: int, case: str, end: int) -> Record:
+def test_two_processes_with_one_correlation_id_stay_apart(parser, tmp_path):
+    def one(pid, case, end):
         markers, calls = [marker(100, 200, 1)], [record(120, 130, 5)]
         return process(pid, {1: case}, kernel_dispatch=[dispatch(300, end, 5)], hip_api=calls, marker_api=markers)
 
@@ -135,10 +130,10 @@ def test_two_processes_with_one_correlation_id_stay_apart(parser: ModuleType, tm
     assert [(row[0], row[3], row[6]) for row in placed(found)] == [(70, "impl=fa2", 10), (71, "impl=sage", 30)]
 
 
-def test_two_processes_with_one_pid_stay_apart_with_their_counters(parser: ModuleType, tmp_path: Path) -> None:
+def test_two_processes_with_one_pid_stay_apart_with_their_counters(parser, tmp_path):
     """As in two containers: each counts its dispatches and calls from 1."""
 
-    def one(case: str, end: int, waves: int) -> Record:
+    def one(case, end, waves):
         counted = {"records": [{"counter_id": {"handle": 8}, "value": waves}], "dispatch_data": dispatch(300, end, 5)}
         buffers = {"kernel_dispatch": [dispatch(300, end, 5)], "hip_api": [record(120, end - 170, 5)]}
         return process(70, {1: case}, **buffers, marker_api=[marker(100, end - 150, 1)], counters=[counted])
@@ -152,9 +147,7 @@ def test_two_processes_with_one_pid_stay_apart_with_their_counters(parser: Modul
     ]
 
 
-def test_the_first_releases_wrote_one_object_and_called_the_records_dispatches(
-    parser: ModuleType, tmp_path: Path
-) -> None:
+def test_the_first_releases_wrote_one_object_and_called_the_records_dispatches(parser, tmp_path):
     given = process(kernel_dispatches=[dispatch(10, 30, kernel=0)])
     given["kernel_symbols"] = [{"formatted_kernel_name": "old(int)"}]
     path = tmp_path / "x.json"
@@ -162,15 +155,15 @@ def test_the_first_releases_wrote_one_object_and_called_the_records_dispatches(
     assert placed(parser.parse(path)) == [(70, 0, "kernel", "", "", "old(int)", 20)]
 
 
-def test_copies_are_rows_of_a_separate_kind_and_not_launches(parser: ModuleType, tmp_path: Path) -> None:
+def test_copies_are_rows_of_a_separate_kind_and_not_launches(parser, tmp_path):
     moved = record(10, 25, kind=2, operation=1, src_agent_id={"handle": 10}, dst_agent_id={"handle": 20})
     found = parser.parse(v3(tmp_path / "x.json", process(kernel_dispatch=[dispatch(40, 50)], memory_copy=[moved])))
     assert placed(found)[1] == (70, 0, "memcpy", "", "", "MEMORY_COPY_HOST_TO_DEVICE", 15)
     assert (found.origin.launches, found.origin.total_ns) == (1, 10)
 
 
-def test_counters_become_metrics_of_their_kernel_and_case(parser: ModuleType, tmp_path: Path) -> None:
-    def counted(number: int, *values: float) -> Record:
+def test_counters_become_metrics_of_their_kernel_and_case(parser, tmp_path):
+    def counted(number, *values):
         parts = [{"counter_id": {"handle": 8}, "value": value} for value in values]
         return {"dispatch_data": dispatch(110 * number, 110 * number + 10, 0, number), "records": parts}
 
@@ -185,7 +178,7 @@ def test_counters_become_metrics_of_their_kernel_and_case(parser: ModuleType, tm
 # --- rocprof v1 ------------------------------------------------------------------------------------------------------
 
 
-def event(section: int, name: str, begin: int, end: int, tid: int = 7, **args: Any) -> Record:
+def event(section, name, begin, end, tid=7, **args):
     texts = {key.replace("_", "-"): str(value) for key, value in args.items() if key != "DispatchNs"}
     texts |= {key: str(value) for key, value in args.items() if key == "DispatchNs"}
     return {
@@ -194,7 +187,7 @@ def event(section: int, name: str, begin: int, end: int, tid: int = 7, **args: A
     }  # fmt: skip
 
 
-def v1(path: Path, *events: Record) -> Path:
+def v1(path, *events):
     sections = {0: "Markers and Ranges", 1: "COPY", 2: "CPU HIP API", 6: "GPU0", 518: "GPU Barriers0"}
     labels = [
         {"args": {"name": name}, "ph": "M", "pid": pid, "name": "process_name", "sort_index": place}
@@ -204,9 +197,7 @@ def v1(path: Path, *events: Record) -> Path:
     return path
 
 
-def test_the_recorded_trace_has_the_kernels_of_the_database_of_the_same_run(
-    parser: ModuleType, shared_data: Path
-) -> None:
+def test_the_recorded_trace_has_the_kernels_of_the_database_of_the_same_run(parser, shared_data):
     path = shared_data / "rocprof" / "vjelic__aiter-glog-fork" / "results.json"
     assert parser.sniff(path)
     found = parser.parse(path)
@@ -214,7 +205,7 @@ def test_the_recorded_trace_has_the_kernels_of_the_database_of_the_same_run(
     assert set(found.kernels["device"]) == {1} and set(found.kernels["process"]) == {22806}
 
 
-def test_v1_kernels_are_placed_by_dispatch_where_it_is_given(parser: ModuleType, tmp_path: Path) -> None:
+def test_v1_kernels_are_placed_by_dispatch_where_it_is_given(parser, tmp_path):
     path = v1(
         tmp_path / "results.json",
         event(0, CASE, 100, 200),
@@ -228,7 +219,7 @@ def test_v1_kernels_are_placed_by_dispatch_where_it_is_given(parser: ModuleType,
     assert sorted(found.ranges["range"]) == ["", "forward"]
 
 
-def test_v1_activities_and_dispatches_of_the_same_kernels_count_once(parser: ModuleType, tmp_path: Path) -> None:
+def test_v1_activities_and_dispatches_of_the_same_kernels_count_once(parser, tmp_path):
     path = v1(
         tmp_path / "results.json",
         event(6, "gemm", 310, 350, gpu_id=0, DispatchNs=120),
@@ -242,7 +233,7 @@ def test_v1_activities_and_dispatches_of_the_same_kernels_count_once(parser: Mod
     assert sorted(found.kernels["kind"]) == ["kernel", "memcpy"]
 
 
-def test_v1_start_stop_ranges_are_of_the_whole_process(parser: ModuleType, tmp_path: Path) -> None:
+def test_v1_start_stop_ranges_are_of_the_whole_process(parser, tmp_path):
     path = v1(tmp_path / "x.json", event(0, CASE, 100, 200, tid=0), event(6, "gemm", 110, 120, gpu_id=0, tid=8))
     assert placed(parser.parse(path))[0][3] == "impl=fa2"
 
@@ -250,14 +241,14 @@ def test_v1_start_stop_ranges_are_of_the_whole_process(parser: ModuleType, tmp_p
 # --- refusing --------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_without_its_beginning_is_refused(parser: ModuleType, shared_data: Path) -> None:
+def test_a_file_without_its_beginning_is_refused(parser, shared_data):
     path = shared_data / "rocprof" / "amd__HPCTrainingExamples" / "seismic_R4_results.json"
     assert parser.sniff(path)
     with pytest.raises(UnreadableFile, match="cut or damaged"):
         parser.parse(path)
 
 
-def test_a_cut_file_is_refused(parser: ModuleType, tmp_path: Path) -> None:
+def test_a_cut_file_is_refused(parser, tmp_path):
     path = v3(tmp_path / "x.json", process(kernel_dispatch=[dispatch(1, 9)]))
     path.write_text(path.read_text()[:-40])
     with pytest.raises(UnreadableFile, match="cut or damaged"):
@@ -265,6 +256,6 @@ def test_a_cut_file_is_refused(parser: ModuleType, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("processes", [[], [process()]])
-def test_a_file_without_kernels_says_what_to_pass(parser: ModuleType, tmp_path: Path, processes: list[Record]) -> None:
+def test_a_file_without_kernels_says_what_to_pass(parser, tmp_path, processes):
     with pytest.raises(UnreadableFile, match=r"no kernels were recorded.*--kernel-trace"):
         parser.parse(v3(tmp_path / "x.json", *processes))

@@ -1,7 +1,5 @@
 """``profpipe run -- PROGRAM``: a program as it is, without a pipeline file."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

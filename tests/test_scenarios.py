@@ -1,7 +1,5 @@
 """Attention in the shapes of known models: the shapes themselves, and the study on a CPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import lazy
@@ -30,12 +28,12 @@ attention = lazy.workload(ROOT / "workloads" / "attention.py")
         ("decode", 4096),
     ],
 )
-def test_heads_times_head_dim_is_the_width_of_the_model(scenario: str, width: int) -> None:
+def test_heads_times_head_dim_is_the_width_of_the_model(scenario, width):
     shape = scenarios.facts({"scenario": scenario})
     assert shape["heads"][0] * shape["head_dim"][0] == width
 
 
-def test_the_published_scenarios_have_the_published_shapes() -> None:
+def test_the_published_scenarios_have_the_published_shapes():
     published = {
         "gpt2-small": (8, 1024, 12, 64, True), "gpt3-large": (2, 2048, 96, 128, True),
         "bert-base-16": (16, 512, 12, 64, False), "bert-large-8": (8, 512, 16, 64, False),
@@ -49,21 +47,21 @@ def test_the_published_scenarios_have_the_published_shapes() -> None:
         assert found["queries"] == found["seqlen"] and found["kv_heads"] == found["heads"]
 
 
-def test_a_scenario_is_attention_in_its_shape() -> None:
+def test_a_scenario_is_attention_in_its_shape():
     gpt3 = {"batch": 1, "seqlen": 2048, "heads": 96, "head_dim": 128, "causal": True, "dtype": "bf16"}
     params = {"impl": "sdpa_flash", "scenario": "gpt3", "mode": "fwd_bwd"}
     assert scenarios.flops(params) == attention.flops({**gpt3, "mode": "fwd_bwd"})
     assert scenarios.bytes_moved(params) == attention.bytes_moved({**gpt3, "mode": "fwd_bwd"})
 
 
-def test_decoding_is_one_query_of_each_request_over_its_whole_context() -> None:
+def test_decoding_is_one_query_of_each_request_over_its_whole_context():
     params = {"impl": "sdpa_flash", "scenario": "decode"}
     assert scenarios.flops(params) == 4 * 64 * 32 * 8192 * 128
     # Keys and values of 8 heads in bf16; the queries are next to nothing.
     assert scenarios.bytes_moved(params) == pytest.approx(2 * 2 * 64 * 8192 * 8 * 128, rel=1e-3)
 
 
-def test_the_smallest_scenario_agrees_with_the_reference_and_records_its_shape() -> None:
+def test_the_smallest_scenario_agrees_with_the_reference_and_records_its_shape():
     params = {"impl": "sdpa_math", "scenario": "tiny", "dtype": "fp32", "mode": "fwd_bwd"}
     assert scenarios.available(params) is None
     assert scenarios.check(params)["error_max"] < 1e-4
@@ -71,7 +69,7 @@ def test_the_smallest_scenario_agrees_with_the_reference_and_records_its_shape()
     assert scenarios.build(params)()[0].shape == (1, 4, 64, 16)
 
 
-def test_a_reason_with_a_parameter_of_the_scenario_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reason_with_a_parameter_of_the_scenario_says_so(monkeypatch):
     # A mock: what attention says on a GPU of one that does not take fewer key/value heads, and of a missing package.
     reasons = iter(["Change head_dim, dtype, kv_heads, seqlen or mode.", "flash_attn is not installed."])
     monkeypatch.setattr(scenarios.implementations, "unavailable_reason", lambda case: next(reasons))
@@ -82,7 +80,7 @@ def test_a_reason_with_a_parameter_of_the_scenario_says_so(monkeypatch: pytest.M
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_the_study_names_every_scenario_and_runs_on_a_cpu(tmp_path: Path) -> None:
+def test_the_study_names_every_scenario_and_runs_on_a_cpu(tmp_path):
     printed = profpipe(tmp_path, "run", PIPELINE, "--dry-run")
     assert all(f"scenario={name},impl=fa2" in printed for name in scenarios.SCENARIOS if name != "tiny")
     # The mode is not the default; each line has the shape.

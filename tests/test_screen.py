@@ -1,7 +1,5 @@
 """The first screen on a terminal: what it shows, within any width, in any encoding, and of names from anybody."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import shutil
@@ -89,7 +87,7 @@ def made_up(names):
         doc.label("kernel"),
         doc.label("class"),
         doc.count("calls", "launches"),
-        doc.Column("share", "", PERCENT),
+        doc.number("share", "", PERCENT),
     )
     table = doc.make_table("top_kernels", columns, [[Code(name), "own", 1, 0.5] for name in names])
     sections = [
@@ -102,7 +100,7 @@ def made_up(names):
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_hostile_names_stay_text_in_one_line_of_the_table_within_the_width(width):
-    screen = lay_out(first_screen.of_document(made_up(HOSTILE)), width, "utf-8")
+    screen = lay_out(first_screen.show_document(made_up(HOSTILE)), width, "utf-8")
     assert not any(char in screen for char in "\x1b\x07\u202e")
     head = next(i for i, line in enumerate(screen.splitlines()) if line.startswith("kernel"))
     rows = screen.splitlines()[head : head + 1 + len(HOSTILE)]
@@ -115,25 +113,26 @@ def test_hostile_names_stay_text_in_one_line_of_the_table_within_the_width(width
 
 def test_long_lists_leave_room_for_the_warnings():
     names = [f"kernel_{i}" for i in range(60)]
-    lines = lay_out(first_screen.of_document(made_up(names)), 80, "utf-8").splitlines()
+    lines = lay_out(first_screen.show_document(made_up(names)), 80, "utf-8").splitlines()
     assert len(lines) <= 40 and "57 more" in "\n".join(lines) and "Warnings:" in lines
 
 
 def test_a_narrow_table_keeps_what_its_rows_are_and_says_what_is_missing():
-    columns = (doc.label("mode"), doc.label("seqlen"), doc.label("variant", "fastest"), doc.Column("time", "time ms"),
-               doc.words("interval", "95 % interval"), doc.words("others", "other cases"))  # fmt: skip
+    columns = (doc.label("mode"), doc.label("seqlen"), doc.label("variant", "fastest"),
+               doc.number("time", "time ms"), doc.words("interval", "95 % interval"),
+               doc.words("others", "other cases"))  # fmt: skip
     rows = [["fwd", str(512 * i), "sdpa_cudnn", 1.0, "+-0.1 %", "sdpa_flash 1.3x"] for i in range(1, 15)]
     times = Section("times", "Times", (doc.make_table("times", columns, rows),), workload="w")
     answer = Section("headline", "", (Paragraph("fastest is sdpa_cudnn"),), workload="w")
-    lines = lay_out(first_screen.of_document(Document("run", (answer, times))), 40, "utf-8").splitlines()
+    lines = lay_out(first_screen.show_document(Document("run", (answer, times))), 40, "utf-8").splitlines()
     assert lines[2].split() == ["mode", "seqlen", "fastest", "time", "ms"]
     assert lines[3].split() == ["fwd", "512", "sdpa_cudnn", "1.00"]
     assert lines[-2:] == ["not shown: 95 % interval; other cases", "4 more"]
 
 
 def test_tables_that_are_asked_for_stand_behind_the_answer():
-    columns = (doc.label("case"), doc.Column("time", "ms"))
+    columns = (doc.label("case"), doc.number("time", "ms"))
     study = Section("first_studies", "", (doc.make_table("t", columns, [["fa2", 1.0]], title="asked for first"),))
     answer = Section("headline", "", (Paragraph("fastest is fa2"),), workload="w")
-    screen = lay_out(first_screen.of_document(Document("run", (study, answer))), 80, "utf-8")
+    screen = lay_out(first_screen.show_document(Document("run", (study, answer))), 80, "utf-8")
     assert screen.splitlines() == ["fastest is fa2", "", "asked for first", "case    ms", "fa2   1.00"]

@@ -1,11 +1,10 @@
 """The values of secret variables in a command: its processes get them, and nothing that is published holds them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
 import pytest
+from jobs import change
 
 from profpipe import errors
 from profpipe.commands import execution
@@ -43,7 +42,7 @@ def order(tmp_path, monkeypatch):
 def jobs_of(order):
     tools = {"plain": Tool("plain", "1")}
     jobs = plan.plan(order.pipeline, tools, scripts={}, cwd=order.pipeline_dir, out=order.out, python="python")
-    return [replace(job, secrets=order.secrets) for job in jobs]
+    return [change(job, secrets=order.secrets) for job in jobs]
 
 
 def entry(job, out):
@@ -92,7 +91,7 @@ def test_a_pipeline_without_secret_variables_has_no_secrets(order):
 
 
 def test_the_published_output_has_no_line_of_a_key_whose_begin_is_cut_off(order, tmp_path):
-    job = replace(jobs_of(order)[0], folder=tmp_path)
+    job = change(jobs_of(order)[0], folder=tmp_path)
     key = [f"{n:064d}" for n in range(30)]
     lines = ["-----BEGIN PRIVATE KEY-----", *key, "-----END PRIVATE KEY-----", *["x" * 63] * 244]
     (tmp_path / "log.txt").write_text("\n".join([*lines, ""]))

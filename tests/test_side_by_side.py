@@ -1,7 +1,5 @@
 """Jobs side by side on the slots of one machine: real processes, on places of a machine without a visible GPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -10,17 +8,17 @@ import sys
 import threading
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import forked
 import pytest
 from fake_profiler import Notes, fake_profiler, job_of
+from jobs import change
 from program import ROOT
 
 from profpipe.config.loader import load_pipeline
 from profpipe.errors import ConfigError, Interrupted
-from profpipe.job import Job, JobOutcome
+from profpipe.job import Job
 from profpipe.results.manifest import Manifest
 from profpipe.runner import slots
 from profpipe.runner.process import GracePeriods
@@ -41,17 +39,17 @@ def job(below: Path, name: str, group: str, do: str = SPAN.format(seconds=0.3), 
     return job_of(below, do, folder=below / "raw" / "attention" / name, group=group, **fields)
 
 
-def carry_out(jobs: list[Job], places: Slots, below: Path) -> dict[str, JobOutcome]:
+def carry_out(jobs, places, below):
     profiler = {"fake": fake_profiler(below)}
     return {one.job.folder.name: one for one in slots.run(jobs, profiler, Notes(), HURRIED, slots=places)}
 
 
-def span_of(outcome: JobOutcome) -> tuple[float, float, str | None]:
+def span_of(outcome):
     return tuple(json.loads((outcome.job.folder / "span.json").read_text()))
 
 
 @pytest.mark.slow
-def test_a_group_stays_on_one_gpu_and_two_groups_run_at_the_same_time(tmp_path: Path) -> None:
+def test_a_group_stays_on_one_gpu_and_two_groups_run_at_the_same_time(tmp_path):
     names = [f"{group}{number}" for number in range(2) for group in "abc"]
     # Nothing runs beside a job without a group, and the order of the jobs stays.
     jobs = [job(tmp_path, name, name[0]) for name in names] + [job(tmp_path, "solo", ""), job(tmp_path, "d0", "d")]
@@ -60,7 +58,7 @@ def test_a_group_stays_on_one_gpu_and_two_groups_run_at_the_same_time(tmp_path: 
     spans = {name: span_of(outcome) for name, outcome in ended.items()}
     gpus = {group: {spans[name][2] for name in spans if name[0] == group} for group in "abcd"}
     assert all(len(own) == 1 for own in gpus.values()) and gpus["a"] != gpus["b"] and gpus["c"] == {"7"}
-    assert {name: outcome.job.lane for name, outcome in ended.items()} == {
+    assert {name: outcome.job.launch.slot for name, outcome in ended.items()} == {
         name: f"GPU {span[2]}" if name != "solo" else "" for name, span in spans.items()
     }
     together = Counter(
@@ -77,7 +75,7 @@ def test_a_group_stays_on_one_gpu_and_two_groups_run_at_the_same_time(tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_time_limit_ends_the_processes_of_its_own_job_only(tmp_path: Path) -> None:
+def test_a_time_limit_ends_the_processes_of_its_own_job_only(tmp_path):
     child = "stubborn_child(own_session=True); stubborn_child(own_session=False)\n"
     # The limit begins with the case, and not with the start of Python.
     late = job(tmp_path, "late", "a", child + "time.sleep(600)", options={"case_timeout_s": 2.0})
@@ -91,11 +89,11 @@ def test_a_time_limit_ends_the_processes_of_its_own_job_only(tmp_path: Path) -> 
         assert len(pids) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-def test_an_interrupt_ends_all_jobs_and_what_they_measured_is_kept(tmp_path: Path) -> None:
+def test_an_interrupt_ends_all_jobs_and_what_they_measured_is_kept(tmp_path):
     jobs = [job(tmp_path, name, name, "time.sleep(600)") for name in "abc"]
     outcomes = slots.run(jobs, {"fake": fake_profiler(tmp_path)}, Notes(), HURRIED, slots=Slots(TWO))
 
-    def interrupt() -> None:
+    def interrupt():
         while not all((one.folder / "job.jsonl").exists() for one in jobs[:2]):
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
@@ -107,7 +105,7 @@ def test_an_interrupt_ends_all_jobs_and_what_they_measured_is_kept(tmp_path: Pat
     assert not jobs[2].folder.exists()
 
 
-def test_jobs_end_at_once_where_the_caller_goes_away_or_a_job_cannot_be_carried_out(tmp_path: Path) -> None:
+def test_jobs_end_at_once_where_the_caller_goes_away_or_a_job_cannot_be_carried_out(tmp_path):
     jobs = [job(tmp_path, "a", "a", "pass"), job(tmp_path, "b", "b", "time.sleep(600)")]
     outcomes = slots.run(jobs, {"fake": fake_profiler(tmp_path)}, Notes(), HURRIED, slots=Slots(TWO))
     assert next(outcomes).job.folder.name == "a"
@@ -115,7 +113,7 @@ def test_jobs_end_at_once_where_the_caller_goes_away_or_a_job_cannot_be_carried_
     outcomes.close()
     assert time.monotonic() - began < 10
     (tmp_path / "file").touch()
-    jobs = [replace(jobs[1], folder=tmp_path / "b2"), replace(jobs[0], folder=tmp_path / "file" / "a")]
+    jobs = [change(jobs[1], folder=tmp_path / "b2"), change(jobs[0], folder=tmp_path / "file" / "a")]
     with pytest.raises(NotADirectoryError):
         list(slots.run(jobs, {"fake": fake_profiler(tmp_path)}, Notes(), HURRIED, slots=Slots(TWO)))
 
@@ -125,7 +123,7 @@ def test_jobs_end_at_once_where_the_caller_goes_away_or_a_job_cannot_be_carried_
 GPUS = [{"name": "H200", "uuid": f"GPU-{number}"} for number in range(4)]
 
 
-def test_the_gpus_are_the_first_visible_ones() -> None:
+def test_the_gpus_are_the_first_visible_ones():
     assert slots.find(2, GPUS, {}) == {"GPU 0": "0", "GPU 1": "1"}
     by_bus = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     # A GPU that is listed by its number and by its UUID is one slot.
@@ -150,7 +148,7 @@ def test_the_gpus_are_the_first_visible_ones() -> None:
             slots.find(2, GPUS, {"CUDA_VISIBLE_DEVICES": listed})
 
 
-def test_all_gpus_are_those_that_are_visible(tmp_path: Path) -> None:
+def test_all_gpus_are_those_that_are_visible(tmp_path):
     assert [slots.count_visible(GPUS, each) for each in ({}, {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-3,GPU-3"})] == [4, 2]
     with pytest.raises(ConfigError, match="asks for all GPUs, and none is visible"):
         slots.count_visible(GPUS, {"CUDA_VISIBLE_DEVICES": ""})
@@ -165,9 +163,7 @@ def test_all_gpus_are_those_that_are_visible(tmp_path: Path) -> None:
         ("{script: loop, parallel: true, env: {CUDA_VISIBLE_DEVICES: '1'}}", "chooses the GPU of each case"),
     ],
 )
-def test_gpus_without_a_parallel_workload_and_with_a_chosen_gpu_are_refused(
-    tmp_path: Path, settings: str, message: str
-) -> None:
+def test_gpus_without_a_parallel_workload_and_with_a_chosen_gpu_are_refused(tmp_path, settings, message):
     (tmp_path / "loop.py").write_text("def build(params): ...\n")
     settings = settings if settings.startswith("{") else f"{{{settings}}}"
     (tmp_path / "p.yaml").write_text(f"version: 1\ngpus: 2\nworkloads: {{w: {settings}}}\n")
@@ -175,7 +171,7 @@ def test_gpus_without_a_parallel_workload_and_with_a_chosen_gpu_are_refused(
         load_pipeline(tmp_path / "p.yaml")
 
 
-def test_gpus_of_one_machine_are_not_for_a_cluster(tmp_path: Path) -> None:
+def test_gpus_of_one_machine_are_not_for_a_cluster(tmp_path):
     done = forked.run(tmp_path, "run", "--gpus", "2", "--slurm")
     assert done.returncode == 2 and "Slurm runs the cases of an array side by side" in done.stderr
 
@@ -195,7 +191,7 @@ workloads:
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_and_compared_cases_stay_on_one_gpu(tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_and_compared_cases_stay_on_one_gpu(tmp_path):
     (tmp_path / "p.yaml").write_text(PIPELINE)
     env = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path / "state")}
     env.pop("CUDA_VISIBLE_DEVICES", None)

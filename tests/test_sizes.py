@@ -1,7 +1,5 @@
 """Which cases are too large to try after one ran out of memory."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Comparisons of cases that ran on several nodes of a cluster. Numbers are made up."""
 
-from __future__ import annotations
-
 import pytest
 from report_study import analyze, case_row, every_table, metric_row, tables
 
@@ -58,14 +56,14 @@ def test_unlike_nodes_are_not_compared(second, text):
     words = write_text(times.doubt_of(win))
     assert words.startswith("its cases ran on unlike nodes: ") and text in words
     assert [case.speedup for case in findings.workloads[0].cases if not case.is_baseline] == [None]
-    assert all(Flag.UNLIKE_NODES in case.marks for case in findings.workloads[0].cases)
+    assert all(Flag.UNLIKE_NODES in case.flags for case in findings.workloads[0].cases)
 
 
 def test_like_nodes_have_a_mark_and_the_spread_between_them():
     findings, _ = on_nodes(node(H100, count=8), REFERENCE)
     assert only_win(findings).verdict == "clear"
     assert findings.workloads[0].nodes.spread == NodeSpread("impl=a", pytest.approx(0.04), 2)
-    assert all(Flag.SEVERAL_NODES in case.marks for case in findings.workloads[0].cases)
+    assert all(Flag.SEVERAL_NODES in case.flags for case in findings.workloads[0].cases)
     (line,) = times.explanations(findings.workloads)
     assert write_text(line) == (
         "several_nodes (every case): the cases that the report compares ran on different nodes of the same kind: impl=a"
@@ -94,7 +92,7 @@ def test_cases_of_one_node_have_no_mark():
     run["jobs"] = [{**job, "node": "n1"} for job in run["jobs"]]
     times = [metric_row(f"impl={x}", "time", t, ci_low=t - 1, ci_high=t + 1) for x, t in (("a", 100.0), ("b", 103.5))]
     findings = analyze(tables([case_row("impl=a"), case_row("impl=b")], metrics=times), run)
-    assert only_win(findings).verdict == "clear" and not any(case.marks for case in findings.workloads[0].cases)
+    assert only_win(findings).verdict == "clear" and not any(case.flags for case in findings.workloads[0].cases)
 
 
 def test_the_environment_lists_like_nodes_in_one_row():

@@ -1,7 +1,5 @@
 """The plan, the batch script and the records of a run on a cluster, without one."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -27,7 +25,7 @@ from profpipe.results.manifest import JobEntry, Manifest, PlannedJob
 from profpipe.results.tasks import Task, TaskState
 from profpipe.runner.request import RunRequest
 from profpipe.runner.slurm import collect, queue, records, submit
-from profpipe.runner.slurm.records import Record
+from profpipe.runner.slurm.records import TaskRecord
 
 PIPELINE = """\
 version: 1
@@ -228,7 +226,7 @@ def record(index, attempt=1, state=TaskState.DONE, node="n1"):
     row = ["run", "w", f"n={index}", "plain", "ok", f"attempt {attempt}", "{}", 1.5, "[]"]
     cases = {"columns": schema.CASES.names, "rows": [row]}
     task = Task(index, "w", (f"n={index}",), ("plain",), state=state, attempt=attempt, node=node, job=f"7_{index}")
-    return Record(Manifest(jobs=(job,), tasks=(task,)), {"cases": json.dumps(cases)})
+    return TaskRecord(Manifest(jobs=(job,), tasks=(task,)), {"cases": json.dumps(cases)})
 
 
 @pytest.fixture
@@ -282,7 +280,7 @@ def test_what_killed_tasks_copied_in_part_is_removed_when_all_tasks_are_done(run
 
 
 def test_attempts_have_different_numbers(run_folder):
-    starts = [records.begin(run_folder, Task(1, node=node, job="7_1")) for node in ("n1", "n2")]
+    starts = [records.begin(run_folder, Task(1), node, "7_1") for node in ("n1", "n2")]
     assert [start.attempt for start in starts] == [1, 2]
     assert records.read_starts(run_folder) == starts
 
@@ -302,7 +300,7 @@ def test_files_that_profpipe_did_not_write_are_no_submission_and_no_start(run_fo
 
 
 def test_a_state_that_was_seen_of_the_last_array_is_kept_where_slurm_has_forgotten_it(run_folder):
-    records.begin(run_folder, Task(0, node="n1", job="7_0"))
+    records.begin(run_folder, Task(0), "n1", "7_0")
     queue.Submission(8, (0,)).save(run_folder)
     before = Task(0, "w", ("n=0",), ("plain",), state=TaskState.CANCELLED, job="8_0")
     (first, *_) = collect.describe_tasks(run_folder, records.load_plan(run_folder), {}, {}, [before])

@@ -1,7 +1,5 @@
 """A sweep of 40 cases on a real Slurm: it is disturbed in every way, resumed, and equals a run on one machine."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -3,8 +3,6 @@
 The programs of Slurm are stand-ins, which answer as those of Slurm 22.05 do: no test cluster has accounting.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -26,7 +24,7 @@ from profpipe.results.tasks import Task, TaskState
 from profpipe.runner.request import RunRequest
 from profpipe.runner.slurm import queue, records, submit
 from profpipe.runner.slurm.queue import Submission
-from profpipe.runner.slurm.records import Record
+from profpipe.runner.slurm.records import TaskRecord
 
 PIPELINE = """\
 version: 1
@@ -95,7 +93,7 @@ def test_an_attempt_goes_on_from_the_jobs_that_the_one_before_has_ended(run):
     tables = {**whole.tables, "cases": json.dumps({**cases, "rows": cases["rows"][:1]})}
     known = whole.manifest.without_job(second.folder)
     known = replace(known, tasks=(replace(whole.task, state=TaskState.RUNNING),))
-    Record(known, tables).save(run)
+    TaskRecord(known, tables).save(run)
     carry_out(run, 0)
     assert processes(run) == ["1 a", "1 b", "1 b"]
     found = record_of(run)
@@ -262,7 +260,7 @@ def test_an_array_whose_number_is_lost_is_found_before_another_one_is_submitted(
         queue.adopt(run)
     # The accounting has it. A task of another array of the run does not count.
     Submission(7, (1,)).save(run)
-    records.begin(run, Task(1, job="7_1"))
+    records.begin(run, Task(1), "n1", "7_1")
     install(tmp_path, monkeypatch, squeue="echo '7|job.sh 0 another'", sacct=f"echo '8_[0-1]|sbatch job.sh 0 {token}'")
     begun = (run / queue.SUBMISSIONS / "begun.json").read_text()
     assert (found := queue.adopt(run)) and (found.job, found.indices) == (8, (0, 1))
@@ -270,7 +268,7 @@ def test_an_array_whose_number_is_lost_is_found_before_another_one_is_submitted(
     (run / queue.SUBMISSIONS / "begun.json").write_text(begun)
     install(tmp_path, monkeypatch, sacct="exit 1")
     assert queue.adopt(run) is None
-    records.begin(run, Task(0, job="9_0"))
+    records.begin(run, Task(0), "n1", "9_0")
     assert (found := queue.adopt(run)) and found.job == 9
 
 

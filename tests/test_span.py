@@ -1,7 +1,5 @@
 """``capture: {after_s, for_s}``: a span of time of a real server, which has no steps and does not end by itself."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import socket
@@ -179,7 +177,7 @@ for worker in workers: worker.join()
 def test_processes_that_a_server_forks_are_recorded_too_and_the_largest_counts(tmp_path):
     done = run_span(tmp_path, FORKS, "plain")
     assert done.returncode == 0 and len(done.tables) == 3, done.output
-    tables = reader.combine(own.with_columns(workload="w", case="c", profiler="plain") for own in done.tables)
+    tables = reader.combine(own.set_columns(workload="w", case="c", profiler="plain") for own in done.tables)
     peaks = [own.metrics["value"].max() for own in done.tables]
     assert list(tables.metrics["value"]) == [max(peaks)] and max(peaks) - min(peaks) > 40e6
 

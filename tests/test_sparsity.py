@@ -3,8 +3,6 @@
 SpargeAttn needs a GPU. What its cases would report is reported by a workload that is written here.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -56,7 +54,7 @@ tables:
 
 
 @pytest.mark.slow
-def test_the_study_dry_runs_with_its_thresholds_and_dense_cases(tmp_path: Path) -> None:
+def test_the_study_dry_runs_with_its_thresholds_and_dense_cases(tmp_path):
     printed = profpipe(tmp_path, "run", PIPELINE, "--dry-run")
     for case in (
         "inputs=local,impl=sparge_fp8,topk=0.1",
@@ -67,7 +65,7 @@ def test_the_study_dry_runs_with_its_thresholds_and_dense_cases(tmp_path: Path) 
     assert "cdfthreshd=0.98,simthreshd1=0.3" in printed
 
 
-def test_the_table_of_time_has_the_parts_and_their_total() -> None:
+def test_the_table_of_time_has_the_parts_and_their_total():
     """The difference to the total is in no named part; ``rest`` would leave out additions and softmax."""
     (table,) = [t for t in yaml.safe_load(PIPELINE.read_text(encoding="utf-8"))["tables"]
                 if t["title"] == "Where the time goes"]  # fmt: skip
@@ -76,7 +74,7 @@ def test_the_table_of_time_has_the_parts_and_their_total() -> None:
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_its_dense_part_runs_on_a_cpu_and_the_rest_says_what_it_needs(tmp_path: Path) -> None:
+def test_its_dense_part_runs_on_a_cpu_and_the_rest_says_what_it_needs(tmp_path):
     pytest.importorskip("torch")
     small = {
         "SEQLEN": "128",
@@ -103,7 +101,7 @@ def test_its_dense_part_runs_on_a_cpu_and_the_rest_says_what_it_needs(tmp_path: 
 
 
 @pytest.mark.slow
-def test_skipped_work_counts_in_the_dense_rate_and_not_in_the_effective_rate(tmp_path: Path) -> None:
+def test_skipped_work_counts_in_the_dense_rate_and_not_in_the_effective_rate(tmp_path):
     (tmp_path / "mine.py").write_text(WORKLOAD)
     (tmp_path / "mine.yaml").write_text(STUDY)
     profpipe(tmp_path, "run", "mine.yaml", PYTHONPATH=WITHOUT_TORCH)
@@ -150,7 +148,7 @@ def check(params):
 
 
 @pytest.mark.slow
-def test_sparse_attention_stands_beside_dense_by_length_and_by_the_share_that_was_left_out(tmp_path: Path) -> None:
+def test_sparse_attention_stands_beside_dense_by_length_and_by_the_share_that_was_left_out(tmp_path):
     (tmp_path / "workloads").mkdir()
     (tmp_path / "workloads" / "attention.py").write_text(ATTENTION)
     (tmp_path / "sparsity.yaml").write_text(PIPELINE.read_text(encoding="utf-8"))
@@ -167,16 +165,16 @@ def test_sparse_attention_stands_beside_dense_by_length_and_by_the_share_that_wa
     assert len(set(re.findall(r"plots/[\w.-]*(?:over-the-length|left-out)[\w.-]*", pages))) == 4
 
 
-def test_only_work_that_is_done_is_compared_with_the_peak() -> None:
+def test_only_work_that_is_done_is_compared_with_the_peak():
     """900 TFLOP/s of dense attention in the same time, on a machine that gives 500: a tenth of it was done."""
     numbers = [metric_row("impl=a", "time", 1e6), metric_row("impl=a", "flops", 9e11, "flop")]
     cases = [case_row("impl=a", params={"impl": "a", "dtype": "fp16"})]
     run = {"machine": {"peaks": {"flops": {"fp16": 5e14}}}}
     sparse = [*numbers, metric_row("impl=a", "flops_effective", 9e10, "flop")]
-    for metrics, share, marks in ((numbers, 1.8, ("above_peak",)), (sparse, 0.18, ())):
+    for metrics, share, flags in ((numbers, 1.8, ("above_peak",)), (sparse, 0.18, ())):
         (workload,) = analyze(tables(cases, metrics=metrics), run).workloads
         (point,) = workload.cases
         assert point.tflops == 900
         assert point.of_peak_flops == pytest.approx(share)
         assert point.limit.flops_share == pytest.approx(share)
-        assert point.marks == marks
+        assert point.flags == flags

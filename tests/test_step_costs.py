@@ -1,7 +1,5 @@
 """What steps cost: energy by the counter of the driver, its page, and its verdicts in pairs."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import random
@@ -257,7 +255,11 @@ def hook_of_gpt(folder, how, **options):
     return run_python(folder, GPT, *own, profiler="torch", **options)
 
 
-@pytest.mark.parametrize("how", ["eager", "autocast", "compile", "checkpoint"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how",
+    ["checkpoint", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("eager", "autocast", "compile"))],
+)
 def test_the_flops_of_a_step_agree_with_a_hand_count(tmp_path, how):
     done = hook_of_gpt(tmp_path, how)
     assert done.returncode == 0, done.output
@@ -273,6 +275,7 @@ def test_the_flops_of_a_step_agree_with_a_hand_count(tmp_path, how):
     assert len(done.traces) >= 1 and not done.notes
 
 
+@pytest.mark.slow
 def test_heads_that_share_keys_count_as_all_heads_with_the_formulas_of_older_torch(tmp_path):
     program = """
 import torch, torch.utils.flop_counter as counter
@@ -301,11 +304,13 @@ for number in range(13):
     assert not [name for name in found if "unknown" in name or "missing" in name] and not done.notes
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_too_soon_has_no_flops(tmp_path):
     (tables,) = hook_of_gpt(tmp_path, "eager", steps={"measure": 10}).tables
     assert values(tables.metrics) == {"model_flops_missing.ended": 1.0}
 
 
+@pytest.mark.slow
 def test_an_operator_without_a_formula_is_named_and_one_step_is_counted(tmp_path):
     program = """
 import torch
@@ -464,7 +469,7 @@ def test_energy_has_a_verdict_beside_that_of_time():
 
 def test_more_energy_fails_no_gate():
     data = with_energy(tables_of({"c": noise(8, 0.001, 1)}), [1.5] * 8)
-    assert not pairs.analyze(data, run_of(gate=5)).failed
+    assert not pairs.analyze(data, run_of(gate=5)).gate.failed
 
 
 def test_a_side_without_energy_is_not_judged():

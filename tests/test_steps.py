@@ -1,14 +1,10 @@
 """Steps from recordings: loops whose true steps are known, recordings of many tools, and small ones written by hand."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, strategies as st
+from jobs import change, make_job
 from nsys_exports import Export
 
 from profpipe import plugins
@@ -23,7 +20,7 @@ from profpipe.errors import UnreadableFile
 from profpipe.ingest import job_tables, reader
 from profpipe.ingest.groupby import Union
 from profpipe.ingest.steps.accounting import states
-from profpipe.job import Case, Job, JobOutcome, Outcome, Status, Tool
+from profpipe.job import Case, JobOutcome, Outcome, Status, Tool
 from profpipe.results.schema import STEP_FIGURES, STEP_PREFIX, STEPS, Tables, empty, frame
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,16 +31,16 @@ ADAM = "void at::native::multi_tensor_apply_kernel<at::native::FusedAdamMathFunc
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<(unsigned long)4096>)"
 
 
-def parsed(path: Path, parser: str = "nsys_sqlite", **more: Any) -> Tables:
+def parsed(path, parser="nsys_sqlite", **more):
     tables: Tables = plugins.load_module(ROOT / "parsers" / f"{parser}.py").parse(path, **more)
     return reader.combine([tables])
 
 
-def only_steps(tables: Tables) -> pd.DataFrame:
+def only_steps(tables):
     return tables.steps[tables.steps["state"] != "other"]
 
 
-def metrics(tables: Tables) -> dict[tuple[str, str], float]:
+def metrics(tables):
     """(metric, subject) -> value."""
     return {(row.metric, row.subject): row.value for row in tables.metrics.itertuples()}
 
@@ -52,12 +49,12 @@ def metrics(tables: Tables) -> dict[tuple[str, str], float]:
 
 
 @pytest.fixture(scope="module")
-def loops(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tables]:
+def loops(shared_data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("loops")
     return {kind: parsed(unzipped(shared_data / "steps" / f"{kind}.sqlite.gz", folder)) for kind in KINDS}
 
 
-def unzipped(path: Path, folder: Path) -> Path:
+def unzipped(path, folder):
     out = folder / path.name.removesuffix(".gz")
     with gzip.open(path) as source, out.open("wb") as target:
         shutil.copyfileobj(source, target)
@@ -65,15 +62,13 @@ def unzipped(path: Path, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def truth(shared_data: Path) -> dict[str, list[dict[str, Any]]]:
+def truth(shared_data):
     known: dict[str, list[dict[str, Any]]] = json.loads((shared_data / "steps" / "truth.json").read_text())
     return known
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_steps_of_a_known_loop_are_found_with_their_launches_and_times(
-    loops: dict[str, Tables], truth: dict[str, list[dict[str, Any]]], kind: str
-) -> None:
+def test_the_steps_of_a_known_loop_are_found_with_their_launches_and_times(loops, truth, kind):
     found = only_steps(loops[kind])
     assert (found["rule"] == "pattern").all()
     assert found.groupby("rank").ngroups == len(truth[kind])
@@ -87,11 +82,11 @@ def test_the_steps_of_a_known_loop_are_found_with_their_launches_and_times(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_parts_of_a_known_loop_equal_its_periods(loops: dict[str, Tables], kind: str) -> None:
+def test_the_parts_of_a_known_loop_equal_its_periods(loops, kind):
     assert_exact(loops[kind].steps)
 
 
-def assert_exact(steps: pd.DataFrame) -> None:
+def assert_exact(steps):
     on_gpu = steps[steps["compute_ns"].notna()]
     assert (on_gpu[PARTS].sum(axis=1) == on_gpu["wall_ns"]).all()
     assert (on_gpu[IDLE].sum(axis=1) == on_gpu["idle_ns"]).all()
@@ -99,14 +94,14 @@ def assert_exact(steps: pd.DataFrame) -> None:
     assert (on_gpu["communication_total_ns"] >= on_gpu["communication_ns"]).all()
 
 
-def test_periods_follow_each_other_without_gaps(loops: dict[str, Tables]) -> None:
+def test_periods_follow_each_other_without_gaps(loops):
     for tables in loops.values():
         for _, own in tables.steps.groupby("rank"):
             ends = own["start_ns"] + own["wall_ns"]
             assert (ends.iloc[:-1].to_numpy() == own["start_ns"].iloc[1:].to_numpy()).all()
 
 
-def test_an_evaluation_is_other_work_and_a_pause_is_an_outlier(tmp_path: Path) -> None:
+def test_an_evaluation_is_other_work_and_a_pause_is_an_outlier(tmp_path):
     recorded = ROOT / "tests" / "data" / "nsys-2025.3.1" / "loops" / "evals.sqlite.gz"
     tables = parsed(unzipped(recorded, tmp_path))
     other = tables.steps[tables.steps["state"] == "other"]
@@ -123,14 +118,14 @@ def test_an_evaluation_is_other_work_and_a_pause_is_an_outlier(tmp_path: Path) -
 IDLE_CAUSES = ("launch", "blocked", "other")
 
 
-def test_replays_of_a_graph_are_steps_and_the_eager_passes_before_are_not(tmp_path: Path) -> None:
+def test_replays_of_a_graph_are_steps_and_the_eager_passes_before_are_not(tmp_path):
     recorded = ROOT / "tests" / "data" / "nsys-2025.3.1" / "loops" / "graphs.sqlite.gz"
     tables = parsed(unzipped(recorded, tmp_path))
     assert only_steps(tables)["kernels"].tolist() == [44] * 30
     assert metrics(tables)["step_coverage", ""] == pytest.approx(89.4, abs=0.1)
 
 
-def test_the_figures_of_two_ranks_are_means_and_not_sums(loops: dict[str, Tables]) -> None:
+def test_the_figures_of_two_ranks_are_means_and_not_sums(loops):
     tables = loops["ddp"]
     numbers, steady = metrics(tables), tables.steps[tables.steps["state"] == "steady"]
     assert numbers["step_time", ""] == steady.groupby("step")["wall_ns"].mean().median()
@@ -148,7 +143,7 @@ VARY = ROOT / "tests" / "data" / "steps_vary"
 
 
 @pytest.mark.parametrize("kind", ["varlen_infer", "varlen_own", "decode_long"])
-def test_steps_whose_launches_vary_are_found_with_their_launches_and_times(tmp_path: Path, kind: str) -> None:
+def test_steps_whose_launches_vary_are_found_with_their_launches_and_times(tmp_path, kind):
     steps = parsed(unzipped(VARY / f"{kind}.sqlite.gz", tmp_path)).steps
     known = json.loads((VARY / "truth.json").read_text())[kind]
     # A prefill is other work. The first one comes before the first step.
@@ -167,7 +162,7 @@ def test_steps_whose_launches_vary_are_found_with_their_launches_and_times(tmp_p
 # --- recordings of many tools ----------------------------------------------------------------------------------------
 
 
-def recordings(folder: Path) -> Iterator[Path]:
+def recordings(folder):
     known = reader.parsers()
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".md", ".py")):
         try:
@@ -178,7 +173,7 @@ def recordings(folder: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("folder", ["tests", pytest.param("shared", marks=pytest.mark.slow)])
-def test_in_every_recording_the_four_parts_equal_the_period(folder: str, request: pytest.FixtureRequest) -> None:
+def test_in_every_recording_the_four_parts_equal_the_period(folder, request):
     data = ROOT / "tests" / "data" if folder == "tests" else request.getfixturevalue("shared_data")
     with_steps = 0
     for result in reader.ingest(reader.sources_of_paths(recordings(data))):
@@ -188,13 +183,13 @@ def test_in_every_recording_the_four_parts_equal_the_period(folder: str, request
     assert with_steps >= (1 if folder == "tests" else 8)
 
 
-def test_recordings_without_recurring_work_have_no_steps(shared_data: Path) -> None:
+def test_recordings_without_recurring_work_have_no_steps(shared_data):
     # Several implementations of attention, one after the other, each called twenty times.
     assert parsed(shared_data / "h200" / "attn_h200.sqlite").steps.empty
     assert parsed(shared_data / "h200" / "attn_trace.json.gz", "torch_trace").steps.empty
 
 
-def test_steps_of_the_profiler_keep_their_numbers(shared_data: Path) -> None:
+def test_steps_of_the_profiler_keep_their_numbers(shared_data):
     folder = shared_data / "torch_trace" / "facebookresearch__HolisticTraceAnalysis"
     (path,) = folder.glob("rank-0*")
     steps = parsed(path, "torch_trace").steps
@@ -209,7 +204,7 @@ INTERVALS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 25)).map(lambd
 
 
 @given(intervals=INTERVALS, times=st.lists(st.integers(-5, 100), min_size=1))
-def test_a_union_covers_what_a_count_of_each_ns_covers(intervals: list[tuple[int, int]], times: list[int]) -> None:
+def test_a_union_covers_what_a_count_of_each_ns_covers(intervals, times):
     start, end = (np.array([pair[at] for pair in intervals], dtype=np.int64) for at in (0, 1))
     union = Union(start, end)
     covered = {ns for first, last in intervals for ns in range(first, last)}
@@ -232,9 +227,7 @@ WORK = st.lists(
 
 @pytest.mark.slow
 @given(work=WORK)
-def test_the_parts_of_a_step_equal_a_count_of_each_ns(
-    work: list[tuple[int, int, str]], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_the_parts_of_a_step_equal_a_count_of_each_ns(work, tmp_path_factory):
     export = Export()
     # A second step behind all others gives the first one its end.
     for correlation, (start, length, what) in enumerate([*work, (200, 5, "compute")], start=1):
@@ -269,7 +262,7 @@ def test_the_parts_of_a_step_equal_a_count_of_each_ns(
 # --- idle time by cause ----------------------------------------------------------------------------------------------
 
 
-def test_idle_time_has_the_cause_that_the_host_shows(tmp_path: Path) -> None:
+def test_idle_time_has_the_cause_that_the_host_shows(tmp_path):
     export = Export()
     export.range(100, 700, f"{STEP_PREFIX}marker:0")
     export.call(100, 110, 1)
@@ -290,7 +283,7 @@ def test_idle_time_has_the_cause_that_the_host_shows(tmp_path: Path) -> None:
     assert (step["wall_ns"], step["idle_ns"]) == (600, 250)
 
 
-def test_idle_time_before_a_launch_that_is_not_recorded_has_no_cause(tmp_path: Path) -> None:
+def test_idle_time_before_a_launch_that_is_not_recorded_has_no_cause(tmp_path):
     export = Export()
     export.range(100, 401, f"{STEP_PREFIX}marker:0")
     export.call(100, 110, 1)
@@ -315,7 +308,7 @@ def test_idle_time_before_a_launch_that_is_not_recorded_has_no_cause(tmp_path: P
         ("cudaEventQuery_v3020", False),
     ],
 )
-def test_a_call_that_waits_is_known_by_its_name(tmp_path: Path, name: str, waits: bool) -> None:
+def test_a_call_that_waits_is_known_by_its_name(tmp_path, name, waits):
     export = Export()
     export.range(100, 400, f"{STEP_PREFIX}marker:0")
     export.call(100, 110, 1)
@@ -330,7 +323,7 @@ def test_a_call_that_waits_is_known_by_its_name(tmp_path: Path, name: str, waits
 # --- ranges ----------------------------------------------------------------------------------------------------------
 
 
-def ranged(names: list[str], tmp_path: Path, **more: Any) -> Tables:
+def ranged(names, tmp_path, **more):
     """A range of 100 ns for each name, with a launch in it."""
     export = Export()
     for number, name in enumerate(names):
@@ -360,7 +353,7 @@ def ranged(names: list[str], tmp_path: Path, **more: Any) -> Tables:
         ("step[EXTEND bs=1 toks=%d]", "framework", [0, 1, 2]),
     ],
 )
-def test_ranges_with_a_known_name_are_steps(tmp_path: Path, name: str, rule: str, numbers: list[int]) -> None:
+def test_ranges_with_a_known_name_are_steps(tmp_path, name, rule, numbers):
     steps = ranged([name % n if "%d" in name else name for n in (5, 6, 7)], tmp_path).steps
     assert steps["rule"].tolist() == [rule] * 3
     assert steps["step"].tolist() == numbers
@@ -370,9 +363,7 @@ def test_ranges_with_a_known_name_are_steps(tmp_path: Path, name: str, rule: str
 @pytest.mark.parametrize(
     "name", ["stepwise_%d", "my step_%d", "ProfilerStep*", "forward %d", "step", "данные %d", "rank0_step", "go %d/9"]
 )
-def test_ranges_of_the_program_that_recur_and_hold_the_kernels_are_steps_whatever_their_name(
-    tmp_path: Path, name: str
-) -> None:
+def test_ranges_of_the_program_that_recur_and_hold_the_kernels_are_steps_whatever_their_name(tmp_path, name):
     tables = ranged([name % n if "%d" in name else name for n in range(3)], tmp_path)
     assert tables.steps["rule"].tolist() == ["range"] * 3
     assert metrics(tables)["step_range", re.sub(r"%d|\d", "#", name)] == 100
@@ -381,13 +372,11 @@ def test_ranges_of_the_program_that_recur_and_hold_the_kernels_are_steps_whateve
 @pytest.mark.parametrize(
     "names", [["layer_0", "layer_1", "layer_2"], ["a", "b", "c"], ["aten::mm"] * 3, ["x 1", "x 1", "x 0"]]
 )
-def test_ranges_of_parts_of_a_model_of_operators_and_of_different_names_are_no_steps(
-    tmp_path: Path, names: list[str]
-) -> None:
+def test_ranges_of_parts_of_a_model_of_operators_and_of_different_names_are_no_steps(tmp_path, names):
     assert ranged(names, tmp_path).steps.empty
 
 
-def test_an_epoch_of_several_steps_is_no_step(tmp_path: Path) -> None:
+def test_an_epoch_of_several_steps_is_no_step(tmp_path):
     export = Export()
     for number in range(9):
         export.range(100 * number, 100 * number + 90, "batch")
@@ -434,9 +423,7 @@ RANGED: dict[str, tuple[list[tuple[Any, ...]], list[int], dict[str, list[int | s
 
 
 @pytest.mark.parametrize(("ranges", "launches", "expected"), RANGED.values(), ids=RANGED)
-def test_ranges_make_steps(
-    tmp_path: Path, ranges: list[tuple[Any, ...]], launches: list[int], expected: dict[str, list[int | str]]
-) -> None:
+def test_ranges_make_steps(tmp_path, ranges, launches, expected):
     export = Export()
     for begin, end, name, *tid in ranges:
         export.range(begin, end, name, 1, *tid)
@@ -446,19 +433,19 @@ def test_ranges_make_steps(
     assert {column: steps[column].tolist() for column in expected} == expected
 
 
-def test_a_range_that_the_user_names_is_a_step(tmp_path: Path) -> None:
+def test_a_range_that_the_user_names_is_a_step(tmp_path):
     steps = ranged(["batch 8", "batch 9", "other"], tmp_path, step_range=r"batch (?P<n>\d+)").steps
     assert steps["rule"].tolist() == ["marker", "marker"]
     assert steps["step"].tolist() == [8, 9]
 
 
-def test_the_ranges_of_single_steps_are_one_phase(tmp_path: Path) -> None:
+def test_the_ranges_of_single_steps_are_one_phase(tmp_path):
     tables = ranged([f"{STEP_PREFIX}optimizer:{n}" for n in range(3)], tmp_path)
     assert tables.kernels["phase"].tolist() == [f"{STEP_PREFIX}optimizer:*"]
     assert tables.ranges["instances"].tolist() == [3]
 
 
-def test_a_launch_belongs_to_the_step_of_its_call_on_any_thread_and_not_to_when_it_runs(tmp_path: Path) -> None:
+def test_a_launch_belongs_to_the_step_of_its_call_on_any_thread_and_not_to_when_it_runs(tmp_path):
     export = Export()
     for n in range(3):
         export.range(100 * n, 100 * n + 100, f"step_{n}")
@@ -482,23 +469,23 @@ PAUSE = ""
 class Loop(Export):
     """Launches at every 100 ns, each with a kernel of 50 ns."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.launches = 0
 
-    def run(self, *names: str, **more: Any) -> None:
+    def run(self, *names, **more):
         for name in names:
             self.launches += 1 if name else 5
             if name:
                 self.call(100 * self.launches, 100 * self.launches + 2, self.launches)
                 self.kernel(100 * self.launches + 5, 100 * self.launches + 55, self.launches, name, **more)
 
-    def steps(self, folder: Path, grids: bool = False) -> pd.DataFrame:
+    def steps(self, folder, grids=False):
         also = {"CUPTI_ACTIVITY_KIND_KERNEL": "gridX gridY gridZ"} if grids else None
         return parsed(self.write_sqlite(folder / "x.sqlite", also=also)).steps
 
 
-def counts(steps: pd.DataFrame) -> list[int]:
+def counts(steps):
     found: list[int] = steps.loc[steps["state"] != "other", "kernels"].tolist()
     return found
 
@@ -506,13 +493,13 @@ def counts(steps: pd.DataFrame) -> list[int]:
 LAYER = ["norm", "qkv_{}", "attention", "out_{}", "add", "norm", "up_{}", "gelu", "down_{}", "add"]
 
 
-def forward(length: int, layers: int = 4) -> list[str]:
+def forward(length, layers=4):
     """A pass over an input: its length chooses the matrix kernels, and adds some."""
     split = ["split"] if length < 3 else []
     return ["embed", *([*(name.format(length) for name in LAYER), *split] * layers), "norm", f"head_{length}"]
 
 
-def backward(length: int, layers: int = 4) -> list[str]:
+def backward(length, layers=4):
     return ["loss", "loss_back", *([f"back_{length}", "gelu_back", f"weight_{length}", "norm_back", "add"] * layers)]
 
 
@@ -520,15 +507,15 @@ BY_HAND = ["scale", "subtract"] * 12
 TRAINING = [*forward(5), *backward(5), *BY_HAND]
 
 
-def repeated(count: int, of: Callable[[int], list[str]]) -> list[str]:
+def repeated(count, of):
     return [name for n in range(count) for name in of(n)]
 
 
-def drawn(seed: int, kinds: int, count: int) -> list[str]:
+def drawn(seed, kinds, count):
     return [f"r{n}" for n in np.random.default_rng(seed).integers(0, kinds, count)]
 
 
-def frequent(seed: int) -> list[str]:
+def frequent(seed):
     random = np.random.default_rng(seed)
     kinds, number = int(random.integers(3, 60)), int(random.integers(50, 3000))
     return [f"k{n}" for n in random.zipf(1.5, number) % kinds]
@@ -537,14 +524,14 @@ def frequent(seed: int) -> list[str]:
 DICE = np.random.default_rng(4)
 
 
-def with_communication(dice: np.random.Generator) -> list[str]:
+def with_communication(dice):
     step = list(TRAINING)
     for place in sorted(dice.integers(1, len(step), 12).tolist(), reverse=True):
         step.insert(place, NCCL)
     return [PAUSE, *step]
 
 
-def layered(layers: int) -> list[str]:
+def layered(layers):
     return ["norm", "embed"] + [f"l{n}" for n in range(14)] * layers + ["norm", "head", "argmax"]
 
 
@@ -600,7 +587,7 @@ PATTERNS: dict[str, tuple[list[str], list[int], list[tuple[int, int]] | None]] =
 }  # fmt: skip
 
 
-def test_launches_that_recur_in_a_span_of_a_server_are_no_steps(tmp_path: Path) -> None:
+def test_launches_that_recur_in_a_span_of_a_server_are_no_steps(tmp_path):
     loop = Loop()
     loop.run(*repeated(8, forward))
     export = loop.write_sqlite(tmp_path / "x.sqlite")
@@ -611,9 +598,7 @@ def test_launches_that_recur_in_a_span_of_a_server_are_no_steps(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("launches", "expected", "other"), PATTERNS.values(), ids=PATTERNS)
-def test_launches_that_recur_are_steps(
-    tmp_path: Path, launches: list[str], expected: list[int], other: list[tuple[int, int]] | None
-) -> None:
+def test_launches_that_recur_are_steps(tmp_path, launches, expected, other):
     loop = Loop()
     loop.run(*launches)
     steps = loop.steps(tmp_path)
@@ -623,13 +608,13 @@ def test_launches_that_recur_are_steps(
     assert other is None or list(work.itertuples(index=False, name=None)) == other
 
 
-def test_what_a_program_logs_at_each_fifth_step_makes_no_step_of_five(tmp_path: Path) -> None:
+def test_what_a_program_logs_at_each_fifth_step_makes_no_step_of_five(tmp_path):
     loop = Loop()
     loop.run(*repeated(20, lambda n: [*TRAINING, *(["norm_of_gradients"] if n % 5 == 4 else [])]))
     assert len(counts(loop.steps(tmp_path))) == 20
 
 
-def test_repeated_layers_are_no_steps_if_the_grid_tells_them_apart(tmp_path: Path) -> None:
+def test_repeated_layers_are_no_steps_if_the_grid_tells_them_apart(tmp_path):
     loop = Loop()
     for _ in range(6):
         for layer in range(4):
@@ -637,7 +622,7 @@ def test_repeated_layers_are_no_steps_if_the_grid_tells_them_apart(tmp_path: Pat
     assert counts(loop.steps(tmp_path, grids=True)) == [16] * 6
 
 
-def test_the_branches_of_a_graph_may_run_in_any_order(tmp_path: Path) -> None:
+def test_the_branches_of_a_graph_may_run_in_any_order(tmp_path):
     loop = Loop()
     for n in range(10):
         loop.launches += 1
@@ -650,7 +635,7 @@ def test_the_branches_of_a_graph_may_run_in_any_order(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lengths", ["random", "turns", "one"])
 @pytest.mark.parametrize("kind", ["train", "infer", "accumulate"])
-def test_steps_with_inputs_of_any_length_are_found(tmp_path: Path, kind: str, lengths: str) -> None:
+def test_steps_with_inputs_of_any_length_are_found(tmp_path, kind, lengths):
     loop, random = Loop(), np.random.default_rng(3)
     loop.run("init", "init", "fill")
     numbers = {"random": random.integers(0, 9, 100), "turns": np.arange(100) * 2 % 9, "one": np.full(100, 5)}[lengths]
@@ -666,7 +651,7 @@ def test_steps_with_inputs_of_any_length_are_found(tmp_path: Path, kind: str, le
     assert counts(loop.steps(tmp_path)) == known
 
 
-def test_the_steps_of_ranges_apply_and_another_count_of_the_pattern_is_told(tmp_path: Path) -> None:
+def test_the_steps_of_ranges_apply_and_another_count_of_the_pattern_is_told(tmp_path):
     """A step that holds the sequence twice, then once, and so on, may not be what the user means."""
     loop = Loop()
     for n, repetitions in enumerate((2, 3, 1, 3, 2)):
@@ -679,7 +664,7 @@ def test_the_steps_of_ranges_apply_and_another_count_of_the_pattern_is_told(tmp_
     assert metrics(tables)["step_count_by_pattern", ""] == 11
 
 
-def test_a_sequence_that_recurs_as_often_in_each_step_agrees_with_its_ranges(tmp_path: Path) -> None:
+def test_a_sequence_that_recurs_as_often_in_each_step_agrees_with_its_ranges(tmp_path):
     loop = Loop()
     for n in range(5):
         begin = 100 * loop.launches + 50
@@ -722,14 +707,14 @@ FSDP = [float(ms) for ms in FSDP_MS.split()]
         ([100, 100, 100, 102, 100, 104, 100, 100], "wssssoss"),
     ],
 )
-def test_the_state_of_a_step_follows_from_its_time(times: list[float], expected: str) -> None:
+def test_the_state_of_a_step_follows_from_its_time(times, expected):
     assert "".join(state[0] for state in states(np.array(times, dtype=float))) == expected
 
 
 # --- metrics ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_outlier_tells_what_it_has_over_the_others(tmp_path: Path) -> None:
+def test_an_outlier_tells_what_it_has_over_the_others(tmp_path):
     export = Export()
     at, correlation = 0, 0
     for n in range(12):
@@ -754,7 +739,7 @@ def test_an_outlier_tells_what_it_has_over_the_others(tmp_path: Path) -> None:
     assert ("step_kernel_time", "rare") not in numbers
 
 
-def test_the_time_of_uneven_steps_is_their_mean(tmp_path: Path) -> None:
+def test_the_time_of_uneven_steps_is_their_mean(tmp_path):
     """Every other step waits for a data loader: the median would be one of two kinds of steps."""
     export, at = Export(), 0
     for n in range(21):
@@ -770,7 +755,7 @@ def test_the_time_of_uneven_steps_is_their_mean(tmp_path: Path) -> None:
     assert row["ci_low"] < row["value"] < row["ci_high"] and metrics(tables)["step_spread", ""] > 20
 
 
-def test_copies_have_their_bytes_by_step(tmp_path: Path) -> None:
+def test_copies_have_their_bytes_by_step(tmp_path):
     export = Export()
     for n in range(6):
         export.range(1000 * n, 1000 * n + 1000, f"step_{n}")
@@ -788,14 +773,14 @@ def test_copies_have_their_bytes_by_step(tmp_path: Path) -> None:
     assert set(tables.steps["copy_ns"]) == {100}
 
 
-def one_rank(export: Export, pid: int, device: int, period: int, first: int = 0) -> None:
+def one_rank(export, pid, device, period, first=0):
     for n in range(10):
         export.range(period * n, period * n + period, f"step_{first + n}", pid)
         export.call(period * n + 10, period * n + 12, n + 1, pid)
         export.kernel(period * n + 20, period * n + 70, n + 1, "k", pid, deviceId=device)
 
 
-def test_ranks_are_numbered_by_device_and_a_case_has_their_mean(tmp_path: Path) -> None:
+def test_ranks_are_numbered_by_device_and_a_case_has_their_mean(tmp_path):
     export = Export()
     one_rank(export, 30, 1, 400)
     one_rank(export, 20, 0, 200)
@@ -807,7 +792,7 @@ def test_ranks_are_numbered_by_device_and_a_case_has_their_mean(tmp_path: Path) 
     assert (numbers["step_kernel_time", "k"], numbers["step_launches", "k"]) == (50, 1)
 
 
-def test_devices_of_one_process_are_one_rank_and_share_its_steps(tmp_path: Path) -> None:
+def test_devices_of_one_process_are_one_rank_and_share_its_steps(tmp_path):
     """Layers on two devices: the second one begins when the first has finished, and ends each step."""
     export = Export()
     for n in range(10):
@@ -829,11 +814,11 @@ def test_devices_of_one_process_are_one_rank_and_share_its_steps(tmp_path: Path)
     assert numbers["step_outlier_idle_other", "rank 0 device 1 step 4"] == pytest.approx(100)
 
 
-def test_steps_have_the_same_state_on_all_ranks_and_the_numbers_that_all_have(tmp_path: Path) -> None:
+def test_steps_have_the_same_state_on_all_ranks_and_the_numbers_that_all_have(tmp_path):
     """Rank 1 lacks the first two steps, and one of its steps takes longer."""
     lengths = [[100] * 14, [300, 300, *[100] * 5, 400, *[100] * 6]]
     files = [trace(tmp_path, rank, "k", own, first=2 * rank) for rank, own in enumerate(lengths)]
-    sources = [reader.Source(path, path.name, "run", "w", "torch", "c") for path in files]
+    sources = [reader.InputFile(path, path.name, "run", "w", "torch", "c") for path in files]
     results = [result for result in reader.ingest(sources) if isinstance(result, reader.Read)]
     steps = reader.combine(result.tables for result in results).steps
     by_state = {state: set(own["step"]) for state, own in steps.groupby("state")}
@@ -842,7 +827,7 @@ def test_steps_have_the_same_state_on_all_ranks_and_the_numbers_that_all_have(tm
     assert (steps.groupby("step")["state"].nunique() == 1).all()
 
 
-def test_ranks_without_a_common_number_have_no_steady_step(tmp_path: Path) -> None:
+def test_ranks_without_a_common_number_have_no_steady_step(tmp_path):
     export = Export()
     for rank, pid in enumerate((20, 30)):
         one_rank(export, pid, rank, 200, first=20 * rank)
@@ -851,7 +836,7 @@ def test_ranks_without_a_common_number_have_no_steady_step(tmp_path: Path) -> No
     assert ("step_time", "") not in metrics(tables)
 
 
-def test_the_warmup_that_the_user_declared_stays_on_several_ranks() -> None:
+def test_the_warmup_that_the_user_declared_stays_on_several_ranks():
     place = {"workload": "w", "case": "c", "profiler": "plain", "rule": "optimizer"}
     rows = [
         {**place, "source": f"rank{rank}", "process": rank, "step": n, "wall_ns": 100.0, "state": state}
@@ -862,7 +847,7 @@ def test_the_warmup_that_the_user_declared_stays_on_several_ranks() -> None:
     assert steps["state"].tolist() == [row["state"] for row in rows]
 
 
-def test_the_time_of_ranks_that_wait_in_turn_is_even() -> None:
+def test_the_time_of_ranks_that_wait_in_turn_is_even():
     """The mean over the ranks is 60 in each step, while each rank has steps of 30 and 90."""
     place = {"workload": "w", "case": "c", "profiler": "nsys", "rule": "optimizer", "source": "s", "state": "steady"}
     rows = [
@@ -875,14 +860,14 @@ def test_the_time_of_ranks_that_wait_in_turn_is_even() -> None:
 
 
 @pytest.mark.parametrize(("steps", "has_interval"), [(4, False), (5, True)])
-def test_fewer_than_five_steady_steps_have_no_interval(steps: int, has_interval: bool) -> None:
+def test_fewer_than_five_steady_steps_have_no_interval(steps, has_interval):
     place = {"workload": "w", "case": "c", "profiler": "nsys", "source": "s", "process": 1, "state": "steady"}
     rows = [{**place, "step": n, "wall_ns": 100.0 * (1 + n)} for n in range(steps)]
     row = reader.combine([Tables(steps=frame(STEPS, rows))]).metrics.set_index("metric").loc["step_time"]
     assert (pd.notna(row["ci_low"]), pd.notna(row["ci_high"])) == (has_interval, has_interval)
 
 
-def test_figures_of_checks_become_metrics_as_they_are() -> None:
+def test_figures_of_checks_become_metrics_as_they_are():
     place = {"run": "r", "workload": "w", "case": "", "profiler": "nsys", "source": "s", "process": 7}
     value = {"metric": "check_late_end", "subject": "stream 7", "value": 3.0, "unit": "1", "n": 2}
     figures = frame(STEP_FIGURES, [{**place, **value}])
@@ -895,7 +880,7 @@ def test_figures_of_checks_become_metrics_as_they_are() -> None:
         assert {name: row[name] for name in value} == value and (row["run"], row["workload"]) == ("r", "w")
 
 
-def trace(folder: Path, rank: int, kernel: str, period: int | list[int], first: int = 0) -> Path:
+def trace(folder, rank, kernel, period, first=0):
     """A trace of torch.profiler of one rank of two, with six steps or one of each length."""
     events: list[dict[str, Any]] = []
     lengths = [period] * 6 if isinstance(period, int) else period
@@ -915,9 +900,9 @@ def trace(folder: Path, rank: int, kernel: str, period: int | list[int], first: 
     return path
 
 
-def test_the_files_of_a_job_are_ranks_of_one_case(tmp_path: Path) -> None:
+def test_the_files_of_a_job_are_ranks_of_one_case(tmp_path):
     files = [trace(tmp_path, 1, "common", 200), trace(tmp_path, 0, "alone", 100)]
-    sources = [reader.Source(path, path.name, "run", "w", "torch", "c") for path in files]
+    sources = [reader.InputFile(path, path.name, "run", "w", "torch", "c") for path in files]
     results = [result for result in reader.ingest(sources) if isinstance(result, reader.Read)]
     tables = reader.combine(result.tables for result in results)
     assert set(tables.steps["case"]) == {"c"} and set(tables.steps["run"]) == {"run"}
@@ -930,22 +915,22 @@ def test_the_files_of_a_job_are_ranks_of_one_case(tmp_path: Path) -> None:
     assert set(own["workload"]) == {"w"} and set(own["profiler"]) == {"torch"} and set(own["case"]) == {"c"}
 
 
-def test_the_range_of_a_pipeline_file_is_read_from_the_job(tmp_path: Path) -> None:
+def test_the_range_of_a_pipeline_file_is_read_from_the_job(tmp_path):
     export = Export()
     for number in range(3):
         export.range(100 * number, 100 * number + 100, f"batch {number}")
         export.launch(100 * number + 20, number + 1)
     path = export.write_sqlite(tmp_path / "capture.sqlite")
     case = Case("default", {})
-    job = Job("w", "nsys", (case,), path.parent, Tool("nsys", "1"), "python", tmp_path, command=("x",))
-    job = replace(job, options={"steps": {"range": r"batch \d+", "warmup": 0}})
+    job = make_job("w", "nsys", (case,), path.parent, Tool("nsys", "1"), "python", tmp_path, command=("x",))
+    job = change(job, options={"steps": {"range": r"batch \d+", "warmup": 0}})
     outcome = JobOutcome(job, Outcome(Status.OK), files={path: ""})
     (result,) = reader.ingest(job_tables.sources_of_job(outcome, tmp_path))
     assert isinstance(result, reader.Read)
     assert result.tables.steps[["case", "rule"]].to_numpy().tolist() == [["default", "marker"]] * 3
 
 
-def test_a_step_is_the_time_of_a_program_under_plain() -> None:
+def test_a_step_is_the_time_of_a_program_under_plain():
     place = {"workload": "w", "case": "c", "source": "s", "process": 1, "state": "steady"}
     rows = [{**place, "step": n, "wall_ns": 100.0 + n} for n in range(9)]
     for profiler in ("plain", "nsys"):
@@ -956,19 +941,19 @@ def test_a_step_is_the_time_of_a_program_under_plain() -> None:
         assert profiler == "nsys" or by_metric.loc["time"].equals(by_metric.loc["step_time"])
 
 
-def test_files_of_different_workloads_keep_their_own_ranks(tmp_path: Path) -> None:
+def test_files_of_different_workloads_keep_their_own_ranks(tmp_path):
     sources = reader.sources_of_paths([trace(tmp_path, 1, "k", 200), trace(tmp_path, 0, "k", 100)])
     tables = reader.combine(result.tables for result in reader.ingest(sources) if isinstance(result, reader.Read))
     times = tables.metrics[tables.metrics["metric"] == "step_time"].set_index("workload")["value"].to_dict()
     assert times == {"rank1.json": 2e5, "rank0.json": 1e5}
 
 
-def test_a_trace_without_a_gpu_has_the_periods_of_its_steps() -> None:
+def test_a_trace_without_a_gpu_has_the_periods_of_its_steps():
     tables = parsed(ROOT / "tests" / "data" / "torch-2.13" / "training_cpu.json.gz", "torch_trace")
     assert tables.steps.empty or tables.steps["compute_ns"].isna().all()
 
 
-def test_steps_on_a_cpu_last_from_one_range_to_the_next(tmp_path: Path) -> None:
+def test_steps_on_a_cpu_last_from_one_range_to_the_next(tmp_path):
     events = []
     for n in range(4):
         base = {"ph": "X", "pid": 100, "tid": 1}
@@ -984,7 +969,7 @@ def test_steps_on_a_cpu_last_from_one_range_to_the_next(tmp_path: Path) -> None:
     assert metrics(tables)["step_time", ""] == 1e5
 
 
-def test_a_file_without_steps_has_an_empty_table(tmp_path: Path) -> None:
+def test_a_file_without_steps_has_an_empty_table(tmp_path):
     export = Export()
     export.launch(10, 1)
     tables = parsed(export.write_sqlite(tmp_path / "x.sqlite"))

@@ -1,7 +1,5 @@
 """The page of a program with steps: made-up runs in golden files, and cells and findings of single sections."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re
@@ -44,13 +42,12 @@ from step_study import (
 from profpipe import plugins
 from profpipe.analysis.analyze import analyze as analyze_tables
 from profpipe.analysis.findings import WorkloadFindings
-from profpipe.analysis.steps import CaseSteps, StepPart
+from profpipe.analysis.steps import StepPart
 from profpipe.cli import main
 from profpipe.ingest import reader
 from profpipe.report import document as doc
 from profpipe.report.sections import headline, kernel_share, kernels, phases, recording, step_times, steps
 from profpipe.results import store
-from profpipe.results.schema import Tables
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATE = plugins.builtin_folder("templates") / "SUMMARY.md.j2"
@@ -62,13 +59,13 @@ def step_warnings(workload):
     return (line for _, line in steps.warnings(workload))
 
 
-def only(study: tuple[Tables, dict[str, Any]]) -> WorkloadFindings:
+def only(study):
     (workload,) = analyze(*study).workloads
     return workload
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_the_pages_are_the_golden_ones(name: str, tmp_path: Path, regenerate: bool) -> None:
+def test_the_pages_are_the_golden_ones(name, tmp_path, regenerate):
     data, run = STUDIES[name]()
     summary = write_page(analyze(data, run), data, run, tmp_path, TEMPLATE)
     assert len(summary.read_text().splitlines()) <= 150
@@ -89,7 +86,7 @@ def looped(
     return only((step_tables(kernels=of_kernels, metrics=[*times, *numbers, *metrics], steps=rows), dict(run)))
 
 
-def scattered() -> WorkloadFindings:
+def scattered():
     """Nine steps of 30 ms and one of 1.6 s, whose mean says nothing."""
     rows = [step_row("", n, (30e6 if n else 1.6e9, 0, 0, 0, 0, 0), "plain") for n in range(10)]
     time = {"n": 10, "ci_low": -2e8, "ci_high": 5.74e8}
@@ -97,14 +94,14 @@ def scattered() -> WorkloadFindings:
     return only((step_tables(metrics=[*metrics, metric_row("", "step_spread", 523.0, "%")], steps=rows), {}))
 
 
-def nine_cases() -> WorkloadFindings:
+def nine_cases():
     names = [f"batch={n}" for n in range(1, 10)]
     rows = [step_row(name, n, (6e6, 0, 0, 2e6, 0, 0)) for name in names for n in range(6)]
     metrics = [row for name in names for row in step_metrics(name, 8e6)]
     return only((step_tables(metrics=metrics, steps=rows), {}))
 
 
-def one_of_two_cases_is_a_single_class() -> WorkloadFindings:
+def one_of_two_cases_is_a_single_class():
     cases = {"n=1": (9.999e6, 0, 0, 0, 0, 1e3), "n=2": (5e6, 0, 0, 0, 0, 5e6)}
     rows = [step_row(case, step, parts) for case, parts in cases.items() for step in range(6)]
     of_cases = [step_kernels(case, {GEMM: (10, parts[0])}) for case, parts in cases.items()]
@@ -112,7 +109,7 @@ def one_of_two_cases_is_a_single_class() -> WorkloadFindings:
     return only((step_tables(kernels=[row for own, _ in of_cases for row in own], metrics=metrics, steps=rows), {}))
 
 
-def growing(recorded: range, rule: str = "optimizer", longer: float = 1.1, missing: int = -1) -> WorkloadFindings:
+def growing(recorded, rule="optimizer", longer=1.1, missing=-1):
     """A program whose steps grow by 1 ms each. torch records some of them, and makes each ``longer``."""
     of_plain = [n for n in range(100) if n != missing]
     rows = [step_row("", n, (5e6 + n * 1e6, 0, 0, 0, 0, 0), "plain") for n in of_plain]
@@ -121,20 +118,20 @@ def growing(recorded: range, rule: str = "optimizer", longer: float = 1.1, missi
     return only((step_tables(metrics=[*times, metric_row("", "step_spread", 60.0, "%")], steps=rows), {}))
 
 
-def disagreeing() -> WorkloadFindings:
+def disagreeing():
     data, run = compiled()
     row = metric_row("compile=true", "step_count_by_pattern", 96.0, "1", profiler="nsys")
     return only((step_tables(data.cases, data.kernels, [*data.metrics.to_dict("records"), row], data.steps), run))
 
 
-def layers(pauses: int) -> WorkloadFindings:
+def layers(pauses):
     """Steps by pattern with some outliers in which the GPU is idle."""
     rows = [step_row("", n, (6e6, 0, 0, 0, 0, 0), rule="pattern") for n in range(30)]
     rows += [step_row("", 30 + n, (6e6, 0, 0, 3e8, 0, 0), state="outlier", rule="pattern") for n in range(pauses)]
     return only((step_tables(metrics=step_metrics("", 6e6), steps=rows), {}))
 
 
-def phased() -> WorkloadFindings:
+def phased():
     """A range that is opened for each step under another name is one phase."""
     kernels, metrics = step_kernels("", {GEMM: (1, 8e6)}, steps=1)
     rows = [row | {"phase": f"ProfilerStep#{n} > forward"} for n in (101, 102, 103) for row in kernels]
@@ -142,7 +139,7 @@ def phased() -> WorkloadFindings:
     return only((step_tables(kernels=rows, metrics=[*metrics, *step_metrics("", 8e6)], steps=steps_rows), {}))
 
 
-def slow_start() -> WorkloadFindings:
+def slow_start():
     """The compiled program starts much more slowly: its process takes longer, and its steps are shorter."""
     data, run = compiled()
     slow = [metric_row("compile=true", "process_wall", 9e10), metric_row("compile=false", "process_wall", 3e10)]
@@ -150,7 +147,7 @@ def slow_start() -> WorkloadFindings:
     return only((step_tables(data.cases, data.kernels, [*metrics, *slow], data.steps), run))
 
 
-def one_case_without_steps() -> WorkloadFindings:
+def one_case_without_steps():
     data, run = compiled()
     is_eager = data.metrics["case"] == "compile=false"
     kept = data.metrics[~(is_eager & data.metrics["metric"].str.startswith("step_"))]
@@ -158,13 +155,13 @@ def one_case_without_steps() -> WorkloadFindings:
     return only((step_tables(data.cases, data.kernels, kept, steps), run))
 
 
-def alone(**more: Any) -> WorkloadFindings:
+def alone(**more):
     """Ten steps without a profiler."""
     rows = [step_row("", n, 10e6, "plain", **more) for n in range(6)]
     return only((step_tables([case_row("")], metrics=step_metrics("", 10e6, "plain"), steps=rows), COMPILED))
 
 
-def ranks(*ns: float, takes_turns: bool = False, half: float = 0.002) -> WorkloadFindings:
+def ranks(*ns, takes_turns=False, half=0.002):
     """Two ranks with these times of a step, which they may exchange from step to step."""
     rows = [step_row("", n, (ns[(rank + n) % 2 if takes_turns else rank], 0, 0, 0, 0, 0), rank=rank)
             for n in range(6) for rank in (0, 1)]  # fmt: skip
@@ -175,9 +172,7 @@ def ranks(*ns: float, takes_turns: bool = False, half: float = 0.002) -> Workloa
     return only((step_tables(steps=rows, metrics=metrics), {}))
 
 
-def waiting(
-    parts: Callable[[int, int], tuple[float, ...]], plain: float | None = None, steps: int = 12, ranks: int = 2
-) -> WorkloadFindings:
+def waiting(parts, plain=None, steps=12, ranks=2):
     """A program on several ranks, whose ``parts`` of a step in ms are by rank and step."""
     rows = [
         step_row("", n, [1e6 * ms for ms in parts(rank, n)], rank=rank, process=rank)
@@ -189,16 +184,16 @@ def waiting(
     return only((step_tables(metrics=times, steps=rows), {"name": "waits", "is_run": False}))
 
 
-def late_in_turn(rank: int, step: int) -> tuple[float, ...]:
+def late_in_turn(rank, step):
     """One rank launches 30 ms late: its GPU is idle before the step, and the other waits in the step."""
     return (20, 2 if step % 2 == rank else 32, 0, 0 if step % 2 == rank else 30, 0, 0)
 
 
-def late_third(*late: float) -> WorkloadFindings:
+def late_third(*late):
     return waiting(lambda rank, step: late if rank == 2 else (20, 32, 0, 0, 0, 0), ranks=3)
 
 
-def lost_records() -> WorkloadFindings:
+def lost_records():
     """plain has steps, which the recording of nsys has not."""
     rows = [{**step_row("", n, (5e6, 0, 0, 0, 0, 0)), "profiler": "plain"} for n in range(9)]
     time = metric_row("", "step_time", 5e6, n=9, profiler="plain")
@@ -206,20 +201,20 @@ def lost_records() -> WorkloadFindings:
     return only((step_tables(steps=rows, metrics=[time, lost]), {}))
 
 
-def few_steps() -> WorkloadFindings:
+def few_steps():
     rows = [step_row("", n, (5e7, 0, 0, 0, 0, 0), state="steady" if n else "warmup") for n in range(3)]
     return only((step_tables(metrics=[metric_row("", "step_time", 5e7, n=2, profiler="nsys")], steps=rows),
                  {"is_run": False}))  # fmt: skip
 
 
-def gpus_of_one_process() -> WorkloadFindings:
+def gpus_of_one_process():
     rows = [
         step_row("", n, (1e6, 0, 0, 0, 0, 1.7e6 - 1e5 * device), device=device) for device in range(4) for n in range(8)
     ]
     return only((step_tables(metrics=step_metrics("", 2.7e6, n=8), steps=rows), {"is_run": False}))
 
 
-def outlier_of_one_rank() -> WorkloadFindings:
+def outlier_of_one_rank():
     """The mean over the ranks decides. In step 8 rank 1 took as long as in other steps."""
     rows = [
         step_row("", n, (8e7 if n % 2 == rank else 3e7, 0, 0, 0, 0, 0), rank=rank) for n in range(8) for rank in (0, 1)
@@ -228,7 +223,7 @@ def outlier_of_one_rank() -> WorkloadFindings:
     return only((step_tables(metrics=step_metrics("", 5.5e7, n=8), steps=rows), {}))
 
 
-def two_processes() -> WorkloadFindings:
+def two_processes():
     """A command without steps. A process that touches the GPU of another one for a moment is no further rank."""
     rows = [kernel_row("", GEMM, 100, 155e6, kernel_class="gemm", process=p, device=d) for p, d in ((1, 0), (2, 1))]
     stray = kernel_row("", ELEMENTWISE, 1, 2e3, kernel_class="elementwise", process=2, device=0)
@@ -236,7 +231,7 @@ def two_processes() -> WorkloadFindings:
     return only((step_tables([case_row("", "nsys")], [*rows, stray]), run))
 
 
-def without_steps(*ranks: tuple[float, ...]) -> WorkloadFindings:
+def without_steps(*ranks):
     """A recording without steps, and its parts by rank."""
     kernels, _ = step_kernels("", {ELEMENTWISE: (5, 89e6), HTOD: (10, 285e6)}, steps=1)
     parts = [
@@ -247,17 +242,17 @@ def without_steps(*ranks: tuple[float, ...]) -> WorkloadFindings:
     return only((step_tables(kernels=kernels, metrics=parts), {}))
 
 
-def measured_calls() -> WorkloadFindings:
+def measured_calls():
     kernels = [kernel_row("impl=a", GEMM, 30, 3e6)]
     return only((step_tables(kernels=kernels, ranges=[range_row("impl=a", 30)]), {}))
 
 
-def under_torch() -> WorkloadFindings:
+def under_torch():
     return looped((9e6, 0, 0, 4e6, 0, 0), kernels={GEMM: (1, 9e6)}, profiler="torch",
                   metrics=step_metrics("", 10e6, "plain"))  # fmt: skip
 
 
-def called(kind: str) -> WorkloadFindings:
+def called(kind):
     """Calls of a model, and two other calls of this kind between them."""
     rows = [step_row("", n, (1e6, 0, 0, 3e6, 0, 0), rule="forward", kind="Llama") for n in (1, 2, 3, 4, 5, 7, 8)]
     rows += [step_row("", n, (3e7, 0, 1e6, 1e6, 0, 0), rule="forward", kind=kind, state="other") for n in (0, 6)]
@@ -270,7 +265,7 @@ SPREAD = [metric_row("", "step_spread", 90.0, "%", profiler="nsys")]
 #: What holds, the workload, and the sections that show it.
 SECTIONS: list[tuple[str, Callable[[], WorkloadFindings], tuple[Any, ...]]] = [
     ("The parts and the bars add up to the step, beside the times without a profiler", lambda: only(compiled()),
-     (headline.headline, steps.steps, step_times.by_profiler, step_times.outliers)),
+     (headline.headline, steps.steps, step_times.compare_profilers, step_times.outliers)),
     ("Of two ranks that end a step together the slowest is the one that does not wait", lambda: only(two_ranks()),
      (headline.headline, steps.steps, step_times.ranks, kernel_share.kernel_share, step_times.every_step)),
     ("More cases than fit side by side have further tables", nine_cases, (steps.steps,)),
@@ -298,15 +293,15 @@ SECTIONS: list[tuple[str, Callable[[], WorkloadFindings], tuple[Any, ...]]] = [
                     metrics=[*SPREAD, *step_metrics("", 47e6, "plain")]), (step_warnings,)),
     ("Of steps that differ too much the mean is no headline", scattered, (headline.headline,)),
     ("The profiler of the parts says how much longer it makes a step", under_torch, (steps.steps,)),
-    ("Of uneven steps the same ones give the overhead", lambda: growing(range(5, 15)), (step_times.by_profiler,)),
+    ("Of uneven steps the same ones give the overhead", lambda: growing(range(5, 15)), (step_times.compare_profilers,)),
     ("A difference of uneven steps within its interval is no overhead", lambda: growing(range(5, 15), longer=1.0),
-     (step_times.by_profiler,)),
+     (step_times.compare_profilers,)),
     ("A step that is shorter under a profiler has no overhead", lambda: growing(range(5, 15), longer=0.79),
-     (step_times.by_profiler,)),
+     (step_times.compare_profilers,)),
     ("Uneven steps by another rule give no overhead", lambda: growing(range(5, 15), "pattern"),
-     (step_times.by_profiler,)),
+     (step_times.compare_profilers,)),
     ("Uneven steps of which plain lacks one give none", lambda: growing(range(5, 15), missing=7),
-     (step_times.by_profiler,)),
+     (step_times.compare_profilers,)),
     ("Markers and launches that disagree on the number of steps are a warning", disagreeing, (step_warnings,)),
     ("Steps by pattern whose outliers take most of the time are doubted", lambda: layers(2), (step_warnings,)),
     ("With fewer outliers they are not", lambda: layers(0), (step_warnings,)),
@@ -352,18 +347,18 @@ SECTIONS: list[tuple[str, Callable[[], WorkloadFindings], tuple[Any, ...]]] = [
 ]  # fmt: skip
 
 
-def test_the_sections_of_steps_read_as_in_the_golden_file(regenerate: bool) -> None:
+def test_the_sections_of_steps_read_as_in_the_golden_file(regenerate):
     studies = ((name, *(section(workload()) for section in sections)) for name, workload, sections in SECTIONS)
     check_studies("steps.md", studies, regenerate)
 
 
-def test_the_bars_of_a_step_add_up_to_it() -> None:
+def test_the_bars_of_a_step_add_up_to_it():
     (chart,) = (block for block in steps.steps(only(compiled())).blocks if isinstance(block, doc.Chart))
     assert [sum(series.marks[i].y for series in chart.series) for i in (0, 1)] == [33.2e6, 26.9e6]
 
 
 @pytest.mark.parametrize("example", ["two_gpus", "own_program"])
-def test_bars_and_tables_of_a_step_are_in_the_time_of_the_headline(example: str) -> None:
+def test_bars_and_tables_of_a_step_are_in_the_time_of_the_headline(example):
     data, manifest = store.load(ROOT / "examples" / example)
     for workload in analyze_tables(data, manifest).workloads:
         section = steps.steps(workload)
@@ -384,7 +379,7 @@ def test_bars_and_tables_of_a_step_are_in_the_time_of_the_headline(example: str)
 
 
 @pytest.fixture(scope="module")
-def late_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[CaseSteps, list[list[float]]]]:
+def late_ranks(tmp_path_factory):
     """FullyShardedDataParallel on two H100s, recorded by nsys 2025.5. One rank in turn slept 30 ms before its step.
 
     The values are the steps and by rank and step the seconds that it slept. Of the recordings nine steps are left, with
@@ -402,15 +397,13 @@ def late_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Case
     return found
 
 
-def waits_of(own: CaseSteps) -> dict[int, dict[int, float]]:
+def waits_of(own):
     """By step and rank, how long the rank waited in ms."""
     waits = own.rows.pivot(index="step", columns="rank", values="waiting_ns").dropna() / 1e6
     return {int(step): row.to_dict() for step, row in waits.iterrows()}
 
 
-def test_the_rank_that_is_waited_for_is_the_one_that_slept(
-    late_ranks: dict[str, tuple[CaseSteps, list[list[float]]]],
-) -> None:
+def test_the_rank_that_is_waited_for_is_the_one_that_slept(late_ranks):
     own, late = late_ranks["fsdp1_late"]
     waits = waits_of(own)
     assert len(waits) >= 6
@@ -425,9 +418,7 @@ def test_the_rank_that_is_waited_for_is_the_one_that_slept(
     assert steps.waiting(own)[0] == "host-bound: in each step one rank launches late and the other waits"
 
 
-def test_the_other_rank_waits_longer_by_the_time_that_a_rank_slept(
-    late_ranks: dict[str, tuple[CaseSteps, list[list[float]]]],
-) -> None:
+def test_the_other_rank_waits_longer_by_the_time_that_a_rank_slept(late_ranks):
     """The host of rank 1 is the later one in each step, by 30 ms more in those in which it slept."""
     own, late = late_ranks["fsdp_late"]
     waits = waits_of(own)
@@ -443,7 +434,7 @@ def test_the_other_rank_waits_longer_by_the_time_that_a_rank_slept(
 # --- recordings ------------------------------------------------------------------------------------------------------
 
 
-def ingested(recording_: Path, folder: Path) -> tuple[list[str], str]:
+def ingested(recording_, folder):
     """Run `profpipe ingest` on a recording; return the lines of SUMMARY.md, and both pages."""
     plain_file = folder / recording_.name.removesuffix(".gz")
     with gzip.open(recording_) as packed, plain_file.open("wb") as file:
@@ -452,14 +443,14 @@ def ingested(recording_: Path, folder: Path) -> tuple[list[str], str]:
     return (folder / "out" / "SUMMARY.md").read_text().splitlines(), read_pages(folder / "out")
 
 
-def cell(lines: list[str], label: str, column: int = 1) -> float:
+def cell(lines, label, column=1):
     """Return the number in the first row that begins with ``label``."""
     row = next(line for line in lines if line.startswith(f"| {label} |"))
     return float(row.split("|")[1 + column].replace("*", "").split()[0])
 
 
 @pytest.mark.parametrize("kind", ["train", "evals", "ddp", "graphs", "accumulate"])
-def test_the_page_of_a_loop_has_its_true_step_time_and_kernels(kind: str, tmp_path: Path, shared_data: Path) -> None:
+def test_the_page_of_a_loop_has_its_true_step_time_and_kernels(kind, tmp_path, shared_data):
     """Of two ranks, the figures are means: nothing on the page is their sum."""
     truth = json.loads((shared_data / "steps" / "truth.json").read_text())[kind]
     lines, page = ingested(shared_data / "steps" / f"{kind}.sqlite.gz", tmp_path)
@@ -485,7 +476,7 @@ def test_the_page_of_a_loop_has_its_true_step_time_and_kernels(kind: str, tmp_pa
     assert sum(parts) == pytest.approx(cell(lines, "**step**"), rel=0.01)
 
 
-def test_the_page_of_a_loop_counts_evaluations_and_names_the_pause(tmp_path: Path) -> None:
+def test_the_page_of_a_loop_counts_evaluations_and_names_the_pause(tmp_path):
     lines, page = ingested(DATA / "nsys-2025.3.1" / "loops" / "evals.sqlite.gz", tmp_path)
     assert any(
         line.startswith("- Step 12 took 209.0 ms, the median 8.85 ms: 200.2 ms more idle time") for line in lines
@@ -493,7 +484,7 @@ def test_the_page_of_a_loop_counts_evaluations_and_names_the_pause(tmp_path: Pat
     assert page.count("| between steps |") == 4
 
 
-def test_a_recording_in_which_nothing_recurs_shows_where_its_time_goes(tmp_path: Path) -> None:
+def test_a_recording_in_which_nothing_recurs_shows_where_its_time_goes(tmp_path):
     """Two processes, one with a GPU that the host keeps waiting, one with a copy."""
     export = Export()
     for n, start in enumerate((0, 1000, 3000)):
@@ -533,7 +524,7 @@ workloads:
 """
 
 
-def test_a_run_names_the_program_with_the_shorter_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_names_the_program_with_the_shorter_step(tmp_path, monkeypatch):
     (tmp_path / "loop.py").write_text(LOOP)
     (tmp_path / "pipeline.yaml").write_text(LOOPS.replace("PYTHON", sys.executable))
     monkeypatch.chdir(tmp_path)

@@ -1,11 +1,8 @@
 """`tables:` of a pipeline file -> tables of the report. Of the example every number is computed again from its CSVs."""
 
-from __future__ import annotations
-
 import cProfile
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +27,6 @@ from report_study import (
 )
 
 from profpipe import plugins
-from profpipe.analysis.findings import Study
 from profpipe.config.models import Table
 from profpipe.config.quantities import OTHER_CLASSES
 from profpipe.report.document import Details, Paragraph, plain
@@ -43,18 +39,18 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "h200-attention"
 TEMPLATE = plugins.builtin_folder("templates") / "SUMMARY.md.j2"
 
 
-def asking(run: dict[str, Any], *wanted: dict[str, Any]) -> dict[str, Any]:
+def asking(run, *wanted):
     """``run`` as run.json carries it with these `tables` in its pipeline file."""
     entries = [json.loads(Table.model_validate({"title": "A table", **own}).model_dump_json()) for own in wanted]
     return {**run, "pipeline": {"workloads": {"w": {}}, **run.get("pipeline", {}), "tables": entries}}
 
 
-def only(data: Tables, run: dict[str, Any], **wanted: Any) -> Study:
+def only(data, run, **wanted):
     (study,) = analyze(data, asking(run, wanted)).studies
     return study
 
 
-def rows_of(study: Study, grid: int = 0) -> list[list[str]]:
+def rows_of(study, grid=0):
     """The head and the rows of a table as Markdown."""
     table = list(every_table(study_table(study)))[grid]
     lines = Markdown().table(replace(table, title="")).splitlines()
@@ -62,7 +58,7 @@ def rows_of(study: Study, grid: int = 0) -> list[list[str]]:
     return [rows[0], *rows[2:]]
 
 
-def cell(study: Study, row: tuple[Any, ...], column: tuple[Any, ...] = ()) -> Any:
+def cell(study, row, column=()):
     grid = study.grids[0]
     found = grid.cells[grid.rows.index(row)][grid.columns.index(column)]
     assert found is not None
@@ -75,16 +71,16 @@ CASE = "impl={impl},mode={mode},batch=2,heads=16,seqlen={seqlen}"
 
 
 @pytest.fixture(scope="module")
-def example() -> tuple[Tables, dict[str, Any]]:
+def example():
     return report_study.example("h200-attention")
 
 
 @pytest.fixture(scope="module")
-def by_hand() -> dict[str, pd.DataFrame]:
+def by_hand():
     return {name: pd.read_parquet(EXAMPLE / f"{name}.parquet") for name in ("kernels", "metrics", "ranges")}
 
 
-def metric_by_hand(by_hand: dict[str, pd.DataFrame], case: str, metric: str) -> float:
+def metric_by_hand(by_hand, case, metric):
     rows = by_hand["metrics"]
     chosen = rows[(rows["case"] == case) & (rows["profiler"] == "plain") & (rows["metric"] == metric)]
     return float(chosen["value"].iloc[0])
@@ -94,9 +90,7 @@ def metric_by_hand(by_hand: dict[str, pd.DataFrame], case: str, metric: str) -> 
     ("word", "metric"), [("time", "time"), ("p10", "time_p10"), ("p90", "time_p90"), ("memory", "peak_allocated"),
                          ("memory_reserved", "peak_reserved"), ("error_max", "error_max"), ("flops", "flops")],
 )  # fmt: skip
-def test_a_measured_value_is_the_row_of_the_metrics_table(
-    example: Any, by_hand: dict[str, pd.DataFrame], word: str, metric: str
-) -> None:
+def test_a_measured_value_is_the_row_of_the_metrics_table(example, by_hand, word, metric):
     study = only(*example, where={"mode": "fwd"}, rows="impl", columns="seqlen", value=word)
     for impl in ("sdpa_flash", "sage"):
         truth = metric_by_hand(by_hand, CASE.format(impl=impl, mode="fwd", seqlen=2048), metric)
@@ -104,7 +98,7 @@ def test_a_measured_value_is_the_row_of_the_metrics_table(
 
 
 @pytest.mark.parametrize("impl", ["sdpa_cudnn", "xformers"])
-def test_rates_are_of_the_measured_time_alone(example: Any, by_hand: dict[str, pd.DataFrame], impl: str) -> None:
+def test_rates_are_of_the_measured_time_alone(example, by_hand, impl):
     words = ["throughput", "tflops", "bandwidth", "speedup"]
     study = only(*example, where={"mode": "fwd_bwd", "seqlen": 8192}, rows="impl", value=words)
     case = CASE.format(impl=impl, mode="fwd_bwd", seqlen=8192)
@@ -115,16 +109,14 @@ def test_rates_are_of_the_measured_time_alone(example: Any, by_hand: dict[str, p
     assert [cell(study, (impl,), (word,)) for word in words] == pytest.approx(truth)
 
 
-def kernels_by_hand(by_hand: dict[str, pd.DataFrame], case: str, profiler: str) -> pd.DataFrame:
+def kernels_by_hand(by_hand, case, profiler):
     rows = by_hand["kernels"]
     own = rows[(rows["case"] == case) & (rows["profiler"] == profiler) & (rows["kind"] == "kernel")]
     return own.assign(calls=own["calls"].astype(float), total_ns=own["total_ns"].astype(float))
 
 
 @pytest.mark.parametrize("profiler", [None, "torch"])
-def test_values_of_kernels_are_sums_of_the_kernels_table(
-    example: Any, by_hand: dict[str, pd.DataFrame], profiler: str | None
-) -> None:
+def test_values_of_kernels_are_sums_of_the_kernels_table(example, by_hand, profiler):
     words = ["attention.share", "attention.time", "direct_copy.calls", "direct_copy.time", "kernels.time",
              "kernels.calls", "elementwise.calls", "kernel:direct_copy_kernel.calls",
              "kernel:nowhere.calls"]  # fmt: skip
@@ -142,7 +134,7 @@ def test_values_of_kernels_are_sums_of_the_kernels_table(
     assert study.kernel_profiler == (profiler or "nsys")
 
 
-def test_the_most_launched_kernel_is_named_and_counted(example: Any, by_hand: dict[str, pd.DataFrame]) -> None:
+def test_the_most_launched_kernel_is_named_and_counted(example, by_hand):
     words = ["most_launched.name", "most_launched.calls", "most_launched.time", "most_launched.share"]
     study = only(*example, where={"mode": "fwd", "seqlen": 512}, rows="impl", value=words)
     own = kernels_by_hand(by_hand, CASE.format(impl="sdpa_math", mode="fwd", seqlen=512), "nsys")
@@ -155,7 +147,7 @@ def test_the_most_launched_kernel_is_named_and_counted(example: Any, by_hand: di
     assert row[1] == "`unrolled_elementwise_kernel<…direct_copy_kernel_cuda…>`"
 
 
-def test_kernels_and_ranges_of_a_phase_are_those_launched_in_it(example: Any, by_hand: dict[str, pd.DataFrame]) -> None:
+def test_kernels_and_ranges_of_a_phase_are_those_launched_in_it(example, by_hand):
     words = ["kernels.time", "range.time", "range.busy", "range.calls", "attention.share"]
     study = only(*example, where={"mode": "fwd_bwd", "seqlen": 512}, rows="impl", columns=["phase", "value"],
                  value=words, phase=["forward", "backward"])  # fmt: skip
@@ -169,9 +161,7 @@ def test_kernels_and_ranges_of_a_phase_are_those_launched_in_it(example: Any, by
     assert [cell(study, ("fa2",), ("backward", word)) for word in words] == pytest.approx(truth)
 
 
-def test_times_of_a_requested_profiler_are_its_kernels_and_so_is_the_speedup(
-    example: Any, by_hand: dict[str, pd.DataFrame]
-) -> None:
+def test_times_of_a_requested_profiler_are_its_kernels_and_so_is_the_speedup(example, by_hand):
     study = only(
         *example, where={"mode": "fwd", "seqlen": 2048}, rows="impl", value=["time", "speedup"], profiler="torch"
     )
@@ -185,7 +175,7 @@ def test_times_of_a_requested_profiler_are_its_kernels_and_so_is_the_speedup(
 # --- tables as they are written --------------------------------------------------------------------------------------
 
 
-def lm() -> Tables:
+def lm():
     """Two workloads of a language model, three sizes, with invented numbers."""
     cases, kernels, ranges, metrics = [], [], [], []
     for workload, factor in (("eager", 1.0), ("compiled", 0.5)):
@@ -207,14 +197,12 @@ def lm() -> Tables:
     return tables(cases, kernels, ranges, metrics)
 
 
-def timed(*cases: str, **more: Any) -> list[dict[str, Any]]:
+def timed(*cases, **more):
     """One sample of 5 ns of each case."""
     return [metric_row(case, "time", 5.0, n=1, **more) for case in cases]
 
 
-def judged(
-    errors: dict[str, float | None], flags: tuple[str, ...] = (), skipped: tuple[str, ...] = ()
-) -> tuple[Tables, dict[str, Any]]:
+def judged(errors, flags=(), skipped=()):
     """Cases by their error, None if not compared; the tolerance is 0.05, and `a` is the baseline."""
     cases = [case_row(case, flags=list(flags)) for case in errors]
     cases += [case_row(case, status="skipped") for case in skipped]
@@ -224,7 +212,7 @@ def judged(
     return tables(cases, metrics=rows), {"pipeline": {"workloads": {"w": entry}}}
 
 
-def interrupted() -> Tables:
+def interrupted():
     """A case that `plain` did not reach has the kernel time of nsys."""
     kernels = [kernel_row(f"impl={impl}", ADD, 10, 5e6) for impl in "abc"]
     cases = [case_row(f"impl={impl}", profiler) for impl in "ab" for profiler in ("plain", "nsys")]
@@ -233,19 +221,19 @@ def interrupted() -> Tables:
     return tables(cases, kernels, ranges, [metric_row("impl=a", "loop_wall", 8e5)])
 
 
-def without_tokens() -> Tables:
+def without_tokens():
     data = lm()
     gone = (data.metrics["case"] == "size=large") & (data.metrics["metric"] == "tokens")
     return Tables(data.cases, data.kernels, data.ranges, data.metrics[~gone])
 
 
-def without_busy_time() -> Tables:
+def without_busy_time():
     data = lm()
     data.ranges["busy_ns"] = pd.NA
     return data
 
 
-def without_softmax() -> Tables:
+def without_softmax():
     """The largest size has no range `softmax`."""
     data = lm()
     kept = (own[(own["case"] != "size=large") | (own[path] != "forward > softmax")]
@@ -253,14 +241,14 @@ def without_softmax() -> Tables:
     return Tables(data.cases, *kept, data.metrics)
 
 
-def of_ranks() -> Tables:
+def of_ranks():
     rows = [*timed("n=1"), metric_row("n=1", "error_rel_l1", 0.0005, "1")]
     rows += [metric_row("n=1", "error_rel_l1", 0.002, "1", subject="rank 1"), metric_row("n=1", "heads", 12.0, "1")]
     rows += [metric_row("n=1", "peak_allocated", 2.0**30, "byte")]
     return tables(metrics=[*rows, metric_row("n=1", "peak_allocated", 2.0**31, "byte", subject="rank 1")])
 
 
-def loops(*profilers: str, plain: bool = False) -> Tables:
+def loops(*profilers, plain=False):
     rows = [metric_row(f"n={n}", "loop_wall", n * 1e9, profiler=p) for n in (1, 2) for p in profilers]
     rows += [metric_row("n=1", "loop_wall", 5e8)] if plain else []
     return tables([case_row(f"n={n}", "nsys") for n in (1, 2)], metrics=rows)
@@ -384,7 +372,7 @@ STUDIES: list[tuple[str, Any, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-def test_tables_are_written_as_in_the_golden_file(regenerate: bool) -> None:
+def test_tables_are_written_as_in_the_golden_file(regenerate):
     written = []
     for shown, run, wanted in STUDIES:
         data, record = (run, {}) if isinstance(run, Tables) else run
@@ -393,25 +381,25 @@ def test_tables_are_written_as_in_the_golden_file(regenerate: bool) -> None:
     check_golden("study_tables.txt", "\n".join(written), regenerate)
 
 
-def test_the_text_file_has_every_row_of_a_long_table() -> None:
+def test_the_text_file_has_every_row_of_a_long_table():
     study = only(tables(metrics=timed(*(f"n={n}" for n in range(130)))), {}, rows="n", value="time")
     lines = [line.split() for line in write_section(study_table(study)).splitlines()]
     assert [line[0] for line in lines if line[1:] == ["5.00"]] == [str(n) for n in range(130)]
 
 
-def test_old_runs_without_tables_have_none(example: Any) -> None:
+def test_old_runs_without_tables_have_none(example):
     data, run = example
     before = {key: value for key, value in run["pipeline"].items() if key not in ("tables", "plots")}
     assert analyze(data, {**run, "pipeline": before}).studies == ()
 
 
-def test_only_the_first_table_of_a_study_is_open() -> None:
+def test_only_the_first_table_of_a_study_is_open():
     study = only(*report_study.example("h200-attention"), rows="impl", columns="mode", value="time")
     blocks = [block for block in study_table(study).blocks if not isinstance(block, Paragraph)]
     assert [isinstance(block, Details) for block in blocks] == [False, True, True]
 
 
-def test_a_table_that_the_study_is_about_follows_the_answer(example: Any, tmp_path: Path) -> None:
+def test_a_table_that_the_study_is_about_follows_the_answer(example, tmp_path):
     data, run = example
     entries = [
         {"title": "Second", "rows": ["impl"], "columns": [], "value": ["memory"]},
@@ -425,7 +413,7 @@ def test_a_table_that_the_study_is_about_follows_the_answer(example: Any, tmp_pa
     assert page.index("**Fastest: `xformers`") < page.index("## The question") < page.index("## Study tables")
 
 
-def test_tables_stand_behind_the_answer_and_in_the_text_file(tmp_path: Path) -> None:
+def test_tables_stand_behind_the_answer_and_in_the_text_file(tmp_path):
     run = asking({}, {"workload": "eager", "title": "By <size>", "rows": "size", "value": "time"},
                  {"title": "By range", "note": "Read <b>*this*</b> | first.", "rows": "size", "columns": "phase",
                   "phase": ["forward > softmax", "a <b>`*range*`</b>"], "value": "add.time"},
@@ -451,7 +439,7 @@ OF_PARTS = [
 
 
 @pytest.mark.parametrize(("pipeline", "title", "words"), OF_PARTS)
-def test_in_a_table_with_the_rest_the_parts_add_up_to_all_kernels(pipeline: str, title: str, words: list[str]) -> None:
+def test_in_a_table_with_the_rest_the_parts_add_up_to_all_kernels(pipeline, title, words):
     classes = ["attention", "add", "gemm", "softmax", *OTHER_CLASSES]
     kernels = [kernel_row("n=1", f"k{i}", 1, 2.0**i, kernel_class=name) for i, name in enumerate(classes)]
     study = only(tables(kernels=[*kernels, kernel_row("n=1", COPY, 1, 0.5)]), {}, rows="n", value=words)
@@ -460,12 +448,12 @@ def test_in_a_table_with_the_rest_the_parts_add_up_to_all_kernels(pipeline: str,
 
 
 @pytest.mark.slow
-def test_the_work_for_a_table_grows_with_its_cases_and_not_with_their_square() -> None:
+def test_the_work_for_a_table_grows_with_its_cases_and_not_with_their_square():
     few, many = (python_calls(lambda n=n: table_of(n)) for n in (40, 400))
     assert many < 15 * few
 
 
-def table_of(rows: int) -> None:
+def table_of(rows):
     """Make a table with ``rows`` rows and five columns, one case a cell."""
     names = [f"impl={impl},n={n}" for impl in "abcde" for n in range(rows)]
     data = tables(metrics=[metric_row(name, "time", 5.0, n=1) for name in names])
@@ -473,7 +461,7 @@ def table_of(rows: int) -> None:
     assert len(study.grids[0].rows) == rows and len(list(every_table(study_table(study)))) == 1
 
 
-def python_calls(work: Callable[[], None]) -> int:
+def python_calls(work):
     """Return how many functions of Python ``work`` calls: a measure of work that does not depend on load."""
     profile = cProfile.Profile()
     profile.runcall(work)
@@ -483,9 +471,9 @@ def python_calls(work: Callable[[], None]) -> int:
 # --- profilers as an axis --------------------------------------------------------------------------------------------
 
 
-def test_each_profiler_has_a_column_with_its_own_times(example: Any, by_hand: dict[str, pd.DataFrame]) -> None:
+def test_each_profiler_has_a_column_with_its_own_times(example, by_hand):
     study = only(*example, where={"mode": "fwd", "impl": "fa2"}, rows="seqlen", columns="profiler", value="time")
-    assert study.grids[0].columns == (("plain",), ("nsys",), ("torch",), ("ncu",)) and study.basis is None
+    assert study.grids[0].columns == (("plain",), ("nsys",), ("torch",), ("ncu",)) and study.time_source is None
     case = CASE.format(impl="fa2", mode="fwd", seqlen=2048)
     assert cell(study, (2048,), ("plain",)) == metric_by_hand(by_hand, case, "time")
     for profiler, iterations in (("nsys", 30), ("torch", 30), ("ncu", 1)):
@@ -493,7 +481,7 @@ def test_each_profiler_has_a_column_with_its_own_times(example: Any, by_hand: di
         assert cell(study, (2048,), (profiler,)) == pytest.approx(own["total_ns"].sum() / iterations)
 
 
-def test_rates_of_a_profiler_are_of_its_own_time(example: Any) -> None:
+def test_rates_of_a_profiler_are_of_its_own_time(example):
     options = {"where": {"mode": "fwd", "impl": "fa2"}, "rows": "seqlen", "columns": "profiler"}
     times, rates = (only(*example, value=value, **options) for value in ("time", "tflops"))
     flops = {

@@ -1,7 +1,5 @@
 """Nothing outlives the runner: what it started ends within two seconds, whatever it ignores and wherever it hides."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal
@@ -13,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from fake_profiler import Notes, fake_profiler, job_of
+from jobs import change
 
 from profpipe.job import Command, Tool
 from profpipe.runner import process, slots, supervisor
@@ -283,6 +282,6 @@ def test_a_profiler_whose_workload_has_ended_is_waited_for(tmp_path):
     executed = list(slots.run([job], {"fake": profiler}, Notes(), patient))
     assert executed[0].status == "timeout" and report.read_text() == "report"
     report.unlink()
-    again = replace(job, folder=tmp_path / "again")
+    again = change(job, folder=tmp_path / "again")
     list(slots.run([again], {"fake": profiler}, Notes(), replace(patient, report_s=0.0)))
     assert not report.exists()

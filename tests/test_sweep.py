@@ -3,11 +3,12 @@
 import json
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 
 from profpipe.measure import machine, rounds
-from profpipe.measure.conditions import Conditions, Reading
+from profpipe.measure.conditions import GpuConditions, Reading
 from profpipe.measure.launch_profile import LaunchProfile
 from profpipe.measure.rounds import RoundSamples
 
@@ -38,7 +39,7 @@ def test_the_order_follows_from_the_seed_and_is_that_of_the_pipeline_without_rou
 
 
 def timed(a_plan, written):
-    return rounds.TimedCase(
+    return rounds.CaseTiming(
         a_plan, "cpu", "profpipe:a", lambda event, **fields: written.append({"event": event, **fields})
     )
 
@@ -143,7 +144,7 @@ def test_a_case_keeps_the_clock_until_a_visit_lowers_it(monkeypatch, fully_loade
         known = {"clocks_hz": (1980e6, lowest * 1e6), "fully_loaded": loaded}
         return rounds.sampling.Samples([1.0] * 40, "cuda_event", given["rule"], **known)
 
-    watched = FakeMonitor(Conditions((Reading(highest_hz=1980e6),)))
+    watched = FakeMonitor(GpuConditions((Reading(highest_hz=1980e6),)))
     monkeypatch.setattr(rounds.sampling, "sample", sample)
     monkeypatch.setattr(rounds.conditions, "monitor_device", lambda device: nullcontext(watched))
     case = timed(plan(order="interleaved", rounds=3), [])
@@ -160,7 +161,7 @@ def test_a_visit_expects_the_highest_clock_that_any_visit_before_it_had(monkeypa
         requests.append(given["prior"].clock_hz)
         return rounds.sampling.Samples([1.0] * 40, "cuda_event", given["rule"], clocks_hz=next(counts))
 
-    watched = FakeMonitor(Conditions((Reading(sm_clock_hz=2000e6, highest_hz=1980e6),)))
+    watched = FakeMonitor(GpuConditions((Reading(sm_clock_hz=2000e6, highest_hz=1980e6),)))
     monkeypatch.setattr(rounds.sampling, "sample", sample)
     monkeypatch.setattr(rounds.conditions, "monitor_device", lambda device: nullcontext(watched))
     light, heavy = (timed(plan(order="interleaved", rounds=4), []) for _ in range(2))
@@ -171,7 +172,7 @@ def test_a_visit_expects_the_highest_clock_that_any_visit_before_it_had(monkeypa
         "the lower of two, and none above its own"
     )
     another = timed(plan(order="interleaved", rounds=4), [])
-    another.restore({"time": {1: RoundSamples([1.0], Conditions(counted_hz=(1900e6,))), 2: RoundSamples([1.0])}})
+    another.restore({"time": {1: RoundSamples([1.0], GpuConditions(counted_hz=(1900e6,))), 2: RoundSamples([1.0])}})
     assert another.visit_clocks_hz == [1900e6]
 
 
@@ -211,13 +212,13 @@ def test_the_first_visit_of_a_process_warms_up_in_full_though_it_is_not_the_firs
 def test_restored_rounds_keep_their_conditions(monkeypatch, tmp_path):
     # A mock of the GPU's readings: there is no GPU here. The record between the two processes is real.
     hot = Reading(1.5e9, 700.0, 81.0, reasons=0x4, highest_hz=1.98e9)
-    hot_gpu = Conditions((hot,) * 3, other_processes=1, counted_hz=(1.6e9, 1.5e9))
+    hot_gpu = GpuConditions((hot,) * 3, other_processes=1, counted_hz=(1.6e9, 1.5e9))
     monkeypatch.setattr(rounds.conditions, "monitor_device", lambda device: nullcontext(FakeMonitor(hot_gpu)))
     written = []
     timed(plan(order="interleaved", rounds=2, target=0.9), written).visit(lambda: None)
     log = tmp_path / "job.jsonl"
     log.write_text("".join(json.dumps({"case": "a", **event}) + "\n" for event in written))
-    monkeypatch.setattr(rounds.conditions, "monitor_device", lambda device: nullcontext(FakeMonitor(Conditions())))
+    monkeypatch.setattr(rounds.conditions, "monitor_device", lambda device: nullcontext(FakeMonitor(GpuConditions())))
     written.clear()
     case = timed(plan(order="interleaved", rounds=2, target=0.9), written)
     case.restore(rounds.load_earlier_rounds(log, {"a"})["a"])
@@ -229,7 +230,7 @@ def test_restored_rounds_keep_their_conditions(monkeypatch, tmp_path):
 
 class FakeMonitor:
     def __init__(self, seen):
-        self.conditions = lambda: seen
+        self.conditions = lambda counted_hz=(): replace(seen, counted_hz=counted_hz)
         self.is_slowed = False
         self.clear = lambda: None
 

@@ -1,14 +1,9 @@
 """`tables:` in a pipeline file: valid entries, and the error for each mistake before anything runs."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from profpipe import plugins
 from profpipe.config import loader, quantities
-from profpipe.config.models import Pipeline
 from profpipe.errors import ConfigError
 
 PIPELINE = """
@@ -34,7 +29,7 @@ def facts(params): return {"tokens_seen": (1.0, "1")}
 """
 
 
-def read(tmp_path: Path, *tables: str, env: dict[str, str] | None = None, part: str = "tables") -> Pipeline:
+def read(tmp_path, *tables, env=None, part="tables"):
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "_part.py").write_text('def facts(): return {"pages_read": (1.0, "1")}\n')
     path = tmp_path / "pipeline.yaml"
@@ -44,13 +39,13 @@ def read(tmp_path: Path, *tables: str, env: dict[str, str] | None = None, part: 
     return loader.load_pipeline(path, (), env or {})
 
 
-def refusal(tmp_path: Path, table: str, part: str = "tables") -> str:
+def refusal(tmp_path, table, part="tables"):
     with pytest.raises(ConfigError) as caught:
         read(tmp_path, table, part=part)
     return str(caught.value).replace(f"{tmp_path}/", "")
 
 
-def test_single_words_are_lists_and_everything_but_rows_and_value_may_be_left_out(tmp_path: Path) -> None:
+def test_single_words_are_lists_and_everything_but_rows_and_value_may_be_left_out(tmp_path):
     (table,) = read(tmp_path, "workload: lm, rows: size, value: time").tables
     assert (table.rows, table.value, table.columns, table.unit, table.phase) == (["size"], ["time"], [], [], [])
 
@@ -68,7 +63,7 @@ def test_single_words_are_lists_and_everything_but_rows_and_value_may_be_left_ou
         "workload: lm, rows: size, where: {what: [forward]}, value: parameters, unit: million",
     ],
 )
-def test_a_table_may_show_what_its_workload_measures(tmp_path: Path, table: str) -> None:
+def test_a_table_may_show_what_its_workload_measures(tmp_path, table):
     assert read(tmp_path, table).tables
 
 
@@ -108,7 +103,7 @@ def test_a_table_may_show_what_its_workload_measures(tmp_path: Path, table: str)
         ("workload: lm, row: size, value: time", "tables.0: unknown key 'row'. Did you mean 'rows'?"),
     ],
 )
-def test_a_mistake_is_named_with_its_place_and_the_nearest_word(tmp_path: Path, table: str, expected: str) -> None:
+def test_a_mistake_is_named_with_its_place_and_the_nearest_word(tmp_path, table, expected):
     assert expected in refusal(tmp_path, table)
 
 
@@ -125,29 +120,29 @@ def test_a_mistake_is_named_with_its_place_and_the_nearest_word(tmp_path: Path, 
         ("workload: lm, value: time", "plots.0.over: is missing."),
     ],
 )
-def test_a_mistake_in_a_plot_is_named_with_its_place(tmp_path: Path, plot: str, expected: str) -> None:
+def test_a_mistake_in_a_plot_is_named_with_its_place(tmp_path, plot, expected):
     assert expected in refusal(tmp_path, plot, part="plots")
 
 
-def test_a_plot_needs_only_an_axis_and_a_value(tmp_path: Path) -> None:
+def test_a_plot_needs_only_an_axis_and_a_value(tmp_path):
     (plot,) = read(tmp_path, "workload: [lm, own], over: tokens_seen, value: [time, tflops]", part="plots").plots
     assert (plot.over, plot.lines, plot.value) == ("tokens_seen", [], ["time", "tflops"])
 
 
-def test_a_value_that_the_environment_removes_is_accepted(tmp_path: Path) -> None:
+def test_a_value_that_the_environment_removes_is_accepted(tmp_path):
     table = "workload: lm, rows: what, where: {size: medium}, value: time"
     assert read(tmp_path, table, env={"SIZES": "large"}).tables
     assert read(tmp_path, table.replace("medium", "large"), env={"SIZES": "large"}).tables
     assert "no case has large" in refusal(tmp_path, table.replace("medium", "large"))
 
 
-def test_a_table_can_show_each_category_and_each_class_of_kernels_on_the_gpu() -> None:
+def test_a_table_can_show_each_category_and_each_class_of_kernels_on_the_gpu():
     document = plugins.kernel_classes()
     subjects = {*document["categories"], *document["classes"]} - {"memcpy", "memset"}
     assert subjects <= quantities.KERNEL_VALUES.keys()
 
 
-def test_every_known_name_is_parsed() -> None:
+def test_every_known_name_is_parsed():
     for word in quantities.known_names():
         found = quantities.parse_value(word)
         assert found.source == ("metric" if word in quantities.METRICS else found.source) and found.name == word

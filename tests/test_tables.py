@@ -1,7 +1,5 @@
 """The tables' schema, and the statistics of launches against a slow reference."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import defaultdict
@@ -29,7 +27,7 @@ LAUNCHES = st.lists(
 )
 
 
-def slow(launches: list[dict[str, Any]]) -> dict[tuple[Any, ...], list[float]]:
+def slow(launches):
     """calls, total, mean, median, minimum, maximum, standard deviation by (case, device, kernel)."""
     groups: dict[tuple[Any, ...], list[float]] = defaultdict(list)
     for launch in launches:
@@ -45,7 +43,7 @@ def slow(launches: list[dict[str, Any]]) -> dict[tuple[Any, ...], list[float]]:
 
 @settings(max_examples=60)
 @given(launches=LAUNCHES, categorical=st.booleans())
-def test_statistics_equal_those_of_a_loop_over_the_launches(launches: list[dict[str, Any]], categorical: bool) -> None:
+def test_statistics_equal_those_of_a_loop_over_the_launches(launches, categorical):
     frame = pd.DataFrame(launches)
     frame["device"] = pd.array(frame["device"].tolist(), dtype="Int64")
     if categorical:
@@ -62,7 +60,7 @@ def test_statistics_equal_those_of_a_loop_over_the_launches(launches: list[dict[
         assert numbers == pytest.approx(reference, rel=1e-9, abs=1e-6, nan_ok=True)
 
 
-def test_combinations_of_keys_beyond_64_bits_stay_apart() -> None:
+def test_combinations_of_keys_beyond_64_bits_stay_apart():
     many = [f"v{i}" for i in range(3000)]
     launches = pd.DataFrame(
         {
@@ -77,10 +75,10 @@ def test_combinations_of_keys_beyond_64_bits_stay_apart() -> None:
     assert launch_tables.kernel_rows(launches)["total_ns"].tolist() == [1, 2, 3, 4]
 
 
-def test_rows_come_in_the_order_in_which_the_launches_did() -> None:
+def test_rows_come_in_the_order_in_which_the_launches_did():
     launches = pd.DataFrame({"kernel": ["late", "early", "late"], "duration_ns": [3, 1, 2]})
     assert launch_tables.kernel_rows(launches)["kernel"].tolist() == ["late", "early"]
 
 
-def test_no_launches_are_an_empty_table() -> None:
+def test_no_launches_are_an_empty_table():
     assert launch_tables.kernel_rows(pd.DataFrame({"kernel": [], "duration_ns": np.array([], dtype=float)})).empty

@@ -1,7 +1,5 @@
 """Names and texts from programs and files stay text, on every page, in every picture and on the terminal."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -9,7 +7,6 @@ import os
 import pty
 import subprocess
 import sys
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -30,20 +27,20 @@ CONTROLS = "a\x08\x00\x1b[2J\x9d8;;x\x07\u202eb"
 WRITTEN = "a<U+0008><U+0000><U+001B>[2J<U+009D>8;;x<U+0007><U+202E>b"
 
 
-def is_clean(text: str) -> bool:
+def is_clean(text):
     return all(character.isprintable() or character == "\n" for character in text)
 
 
 @pytest.mark.parametrize("kind", [ChartKind.LINES, ChartKind.STACKED_BARS])
 @pytest.mark.parametrize("name", ["$A_$B", r"$\frac$", "$", r"\$x^$", CONTROLS, "n" * 3_000, "two\nlines", "\ud800"])
-def test_any_name_can_be_drawn(name: str, kind: ChartKind) -> None:
+def test_any_name_can_be_drawn(name, kind):
     series = tuple(Series(own, own, (Mark(0, 1), Mark(1, 2))) for own in (name, f"{name}2", "plain"))
     chart = Chart("c", name, kind, Axis(name, labels=(name, f"{name}b")), Axis(name), {name: series}, name)
     written = picture(chart)
     assert is_clean(written) and float(ElementTree.fromstring(written).attrib["width"]) < 1_000
 
 
-def test_control_characters_are_written_out_in_markdown_and_text() -> None:
+def test_control_characters_are_written_out_in_markdown_and_text():
     for text in (CONTROLS, doc.Code(CONTROLS), doc.Strong(CONTROLS)):
         assert is_clean(Markdown().text(text)) and is_clean(write_text(text))
     assert write_text(CONTROLS) == WRITTEN
@@ -54,13 +51,13 @@ def test_control_characters_are_written_out_in_markdown_and_text() -> None:
     assert is_clean(block) and block.startswith("````") and block.endswith("\n````")
 
 
-def test_a_bare_address_becomes_no_link() -> None:
+def test_a_bare_address_becomes_no_link():
     written = Markdown().text("see http://evil.example/x, ftp://a and www.evil.example; torch::mm")
     assert written == r"see http\://evil.example/x, ftp\://a and www\.evil.example; torch::mm"
 
 
-def test_the_name_of_a_picture_is_short_and_names_one_chart() -> None:
-    def path(id: str) -> str:
+def test_the_name_of_a_picture_is_short_and_names_one_chart():
+    def path(id):
         return plot_path(Chart(id, "", ChartKind.LINES, Axis(""), Axis(""), ()))
 
     assert path("attention-time") == "plots/attention-time.svg"
@@ -74,7 +71,7 @@ def test_the_name_of_a_picture_is_short_and_names_one_chart() -> None:
 HOSTILE = "a\x1b]0;x\x07\x9d\u202eb\nc"
 
 
-def printed(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
+def printed(capsys, *words):
     """Run a command in this process and return what it prints."""
     with contextlib.suppress(SystemExit):
         cli.main([str(word) for word in words])
@@ -84,7 +81,7 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
     return text
 
 
-def test_a_file_of_any_name_and_content_prints_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_of_any_name_and_content_prints_text(tmp_path, capsys):
     export = Export()
     export.range(0, 100, HOSTILE)
     export.launch(1, 1, HOSTILE)
@@ -105,7 +102,7 @@ def test_a_file_of_any_name_and_content_prints_text(tmp_path: Path, capsys: pyte
 WRITTEN_HOSTILE = "a<U+001B>]0;x<U+0007><U+009D><U+202E>b<U+000A>c"
 
 
-def test_a_pipeline_file_of_any_text_prints_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipeline_file_of_any_text_prints_text(tmp_path, capsys):
     path = tmp_path / f"{HOSTILE}.yaml"
     entry = {"command": ["echo", "{n}", HOSTILE], "matrix": {"n": [HOSTILE]}, "profilers": ["plain"]}
     good = {"version": 1, "name": "x", "workloads": {"w": entry}}
@@ -126,7 +123,7 @@ def test_a_pipeline_file_of_any_text_prints_text(tmp_path: Path, capsys: pytest.
     assert "is not YAML" in printed(capsys, "list", path)
 
 
-def test_the_command_line_and_tracebacks_print_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_and_tracebacks_print_text(tmp_path, capsys):
     assert "<U+001B>" in printed(capsys, "ingest", "x", f"--{HOSTILE}")
     assert "Traceback" in (text := printed(capsys, "--debug", "report", tmp_path / HOSTILE)) and "<U+001B>" in text
     parsers = tmp_path / "parsers"
@@ -136,7 +133,7 @@ def test_the_command_line_and_tracebacks_print_text(tmp_path: Path, capsys: pyte
     assert "cannot be loaded" in printed(capsys, "run", tmp_path / "p.yaml", "--out", tmp_path / "out")
 
 
-def test_the_progress_of_a_run_prints_text(tmp_path: Path) -> None:
+def test_the_progress_of_a_run_prints_text(tmp_path):
     stream, job = io.StringIO(), job_of(tmp_path, "pass", "pass")
     with Display(stream) as display:
         display.job_started(job, 1, 1)
@@ -159,7 +156,7 @@ with stdio.ignore_output_errors(), Display() as display:
 """
 
 
-def test_the_live_line_holds_no_controls_but_those_that_draw_it(tmp_path: Path) -> None:
+def test_the_live_line_holds_no_controls_but_those_that_draw_it(tmp_path):
     leader, follower = pty.openpty()
     command = [sys.executable, "-c", LIVE, HOSTILE]
     subprocess.run(command, stdout=follower, stderr=follower, check=True, env={"TERM": "xterm", "PATH": ""})
@@ -179,7 +176,7 @@ def test_the_live_line_holds_no_controls_but_those_that_draw_it(tmp_path: Path) 
     (["a long text and ::x ##", "[x"], "a long text and ::x ##<U+005B>x"),
     (["#[a] # #[b] ##"], "#[a] # #[b] ##"),
 ])  # fmt: skip
-def test_no_line_is_a_command_of_ci(texts: list[str], shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_line_is_a_command_of_ci(texts, shown, capsys):
     for filtered in (stdio.mask_output, stdio.ignore_output_errors):
         with filtered():
             for text in texts:
@@ -187,7 +184,7 @@ def test_no_line_is_a_command_of_ci(texts: list[str], shown: str, capsys: pytest
         assert capsys.readouterr().out == shown
 
 
-def test_names_of_cases_are_no_commands_of_ci(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_of_cases_are_no_commands_of_ci(tmp_path, capsys):
     names = ["##[error]boom", "::error::boom"]
     case = {"script": "s.py", "matrix": {"n": names}}
     document = {"version": 1, "name": "x", "workloads": {"w": case}}
@@ -198,6 +195,6 @@ def test_names_of_cases_are_no_commands_of_ci(tmp_path: Path, capsys: pytest.Cap
     assert not any(line.lstrip().startswith("::") for line in text.splitlines())
 
 
-def test_json_that_is_printed_holds_the_same_text() -> None:
+def test_json_that_is_printed_holds_the_same_text():
     value = {"name": "##[error]x ##vso[a] ##VSO[b]", "other": "::x"}
     assert json.loads(stdio.as_json(value)) == value and "##[" not in stdio.as_json(value)

@@ -1,10 +1,7 @@
 """The events of one step that ingestion keeps for the timeline: equal to the tables, and few."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -23,12 +20,12 @@ OPERATIONS = ("kernel", "memcpy", "memset", "graph")
 IDLE = ("idle_launch", "idle_blocked", "idle_other")
 
 
-def parsed(path: Path, parser: str = "nsys_sqlite") -> Tables:
+def parsed(path, parser="nsys_sqlite"):
     tables: Tables = plugins.load_module(ROOT / "parsers" / f"{parser}.py").parse(path)
     return reader.combine([tables])
 
 
-def union_ns(rows: pd.DataFrame, low: float, high: float) -> float:
+def union_ns(rows, low, high):
     """The time in [low, high) in which one of ``rows`` runs, by going through them."""
     total, reached = 0.0, low
     for start, duration in sorted(zip(rows["start_ns"], rows["duration_ns"], strict=True)):
@@ -38,13 +35,13 @@ def union_ns(rows: pd.DataFrame, low: float, high: float) -> float:
     return total
 
 
-def window_of(timeline: pd.DataFrame) -> tuple[str, float, float]:
+def window_of(timeline):
     """Kind, start and end of what the rows of a rank show."""
     (row,) = timeline[timeline["kind"].isin(WINDOWS)].to_dict("records")
     return row["kind"], row["start_ns"], row["start_ns"] + row["duration_ns"]
 
 
-def assert_equal_to_its_step(timeline: pd.DataFrame, step: dict[str, Any]) -> None:
+def assert_equal_to_its_step(timeline, step):
     kind, low, high = window_of(timeline)
     assert (kind, high - low) == ("step", step["wall_ns"])
     operations = timeline[timeline["kind"].isin(OPERATIONS)]
@@ -59,7 +56,7 @@ def assert_equal_to_its_step(timeline: pd.DataFrame, step: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("kind", ["evals", "graphs"])
-def test_the_events_of_a_known_loop_add_up_to_its_step(kind: str, tmp_path: Path) -> None:
+def test_the_events_of_a_known_loop_add_up_to_its_step(kind, tmp_path):
     path = tmp_path / f"{kind}.sqlite"
     path.write_bytes(gzip.decompress((ROOT / "tests/data/nsys-2025.3.1/loops" / f"{kind}.sqlite.gz").read_bytes()))
     tables = parsed(path)
@@ -71,7 +68,7 @@ def test_the_events_of_a_known_loop_add_up_to_its_step(kind: str, tmp_path: Path
     assert step["wall_ns"] == pytest.approx(steady["wall_ns"].median(), rel=0.02)
 
 
-def test_ranks_of_one_recording_show_the_same_step_on_one_clock(shared_data: Path, tmp_path: Path) -> None:
+def test_ranks_of_one_recording_show_the_same_step_on_one_clock(shared_data, tmp_path):
     path = tmp_path / "ddp.sqlite"
     path.write_bytes(gzip.decompress((shared_data / "steps" / "ddp.sqlite.gz").read_bytes()))
     tables = parsed(path)
@@ -95,7 +92,7 @@ RECORDINGS = {
 }
 
 
-def read_first(pattern: str, shared_data: Path) -> Tables:
+def read_first(pattern, shared_data):
     """The first recording with launches that ``pattern`` finds."""
     base = ROOT / "tests" / "data" if pattern.startswith("tests/") else shared_data
     for path in sorted(base.glob(pattern.removeprefix("tests/"))):
@@ -109,7 +106,7 @@ def read_first(pattern: str, shared_data: Path) -> Tables:
 
 
 @pytest.mark.parametrize("kind", RECORDINGS)
-def test_every_format_with_single_launches_gives_a_timeline(kind: str, shared_data: Path) -> None:
+def test_every_format_with_single_launches_gives_a_timeline(kind, shared_data):
     tables = read_first(RECORDINGS[kind], shared_data)
     operations = tables.timeline[tables.timeline["kind"].isin(OPERATIONS)]
     assert len(operations)
@@ -128,7 +125,7 @@ def test_every_format_with_single_launches_gives_a_timeline(kind: str, shared_da
         assert union_ns(own[own["kind"].isin(OPERATIONS)], low, high) + idle == pytest.approx(high - low, abs=1)
 
 
-def test_a_case_shows_one_iteration_up_to_the_next_one(tmp_path: Path) -> None:
+def test_a_case_shows_one_iteration_up_to_the_next_one(tmp_path):
     export = Export()
     for n, period in enumerate((900, 300, 310)):
         at = 1000 * n
@@ -146,7 +143,7 @@ def test_a_case_shows_one_iteration_up_to_the_next_one(tmp_path: Path) -> None:
     assert shown.loc[("idle_other", "")].tolist()[:2] == [50, 10]
 
 
-def test_idle_time_and_calls_are_those_of_the_host(tmp_path: Path) -> None:
+def test_idle_time_and_calls_are_those_of_the_host(tmp_path):
     export = Export()
     for n in range(4):
         at = 1000 * n
@@ -168,7 +165,7 @@ def test_idle_time_and_calls_are_those_of_the_host(tmp_path: Path) -> None:
     assert late["start_ns"].tolist() == [300, 500] and late["duration_ns"].tolist() == [60, 400]
 
 
-def test_of_a_recording_without_steps_the_first_two_seconds_are_kept(tmp_path: Path) -> None:
+def test_of_a_recording_without_steps_the_first_two_seconds_are_kept(tmp_path):
     export = Export()
     for n in range(40):
         export.launch(n * n * 3_000_000, n + 1, f"k{n}", lasts=1000)
@@ -177,7 +174,7 @@ def test_of_a_recording_without_steps_the_first_two_seconds_are_kept(tmp_path: P
     assert timeline.loc[timeline["kind"] == "kernel", "name"].tolist() == [f"k{n}" for n in range(26)]
 
 
-def test_a_step_of_very_many_launches_is_cut_in_time(tmp_path: Path) -> None:
+def test_a_step_of_very_many_launches_is_cut_in_time(tmp_path):
     export = Export()
     for n in range(12_000):
         export.launch(100 * n, n + 1, lasts=50)
@@ -191,21 +188,21 @@ def test_a_step_of_very_many_launches_is_cut_in_time(tmp_path: Path) -> None:
     assert operations["duration_ns"].sum() + idle == high
 
 
-def test_the_users_rules_decide_the_class_on_the_timeline_too(tmp_path: Path) -> None:
+def test_the_users_rules_decide_the_class_on_the_timeline_too(tmp_path):
     export = Export()
     for n in range(5):
         export.range(100 * n, 100 * n + 90, f"{STEP_PREFIX}marker:{n}")
         export.launch(100 * n, n + 1, "my_kernel")
     path = export.write_sqlite(tmp_path / "x.sqlite")
     rules = kernel_classes.user_rules([{"class": "attention", "family": "mine", "pattern": "^my_kernel"}])
-    (result,) = reader.ingest([reader.Source(path, path.name)], rules=rules)
+    (result,) = reader.ingest([reader.InputFile(path, path.name)], rules=rules)
     assert isinstance(result, reader.Read)
     timeline = result.tables.timeline
     assert set(timeline.loc[timeline["name"] == "my_kernel", "kernel_class"]) == {"attention"}
     assert set(timeline.loc[timeline["name"] == "", "kernel_class"]) == {""}
 
 
-def test_names_stay_as_they_were_recorded(tmp_path: Path) -> None:
+def test_names_stay_as_they_were_recorded(tmp_path):
     export = Export()
     hostile = "</script><img src=x onerror=alert(1)>" + "k" * 10_000
     for n in range(5):
@@ -216,7 +213,7 @@ def test_names_stay_as_they_were_recorded(tmp_path: Path) -> None:
     assert list(timeline.columns) == schema.TIMELINE.names
 
 
-def test_ranks_in_files_of_their_own_show_the_same_step_though_their_times_vary(tmp_path: Path) -> None:
+def test_ranks_in_files_of_their_own_show_the_same_step_though_their_times_vary(tmp_path):
     shown = []
     for rank, seed in enumerate((3, 8)):
         export = Export()
@@ -231,7 +228,7 @@ def test_ranks_in_files_of_their_own_show_the_same_step_though_their_times_vary(
     assert len(shown) == 2 and shown[0] == shown[1]
 
 
-def test_a_process_without_one_window_has_no_timeline(tmp_path: Path) -> None:
+def test_a_process_without_one_window_has_no_timeline(tmp_path):
     export = Export()
     for n in range(5):
         export.launch(n * 3_000_000, n + 1, f"k{n}", lasts=1000)

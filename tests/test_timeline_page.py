@@ -1,7 +1,5 @@
 """The timeline of report.html: what is drawn equals the tables, and a real browser zooms and explains it."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json
@@ -17,7 +15,7 @@ from browser import opened
 from nsys_exports import Export
 
 from profpipe.analysis import analyze
-from profpipe.analysis.timeline import MOST_BOXES, CaseTimeline, LaneKind, find_timelines
+from profpipe.analysis.timeline import MOST_BOXES, LaneKind, find_timelines
 from profpipe.cli import main
 from profpipe.results import schema, store
 from profpipe.results.schema import STEP_PREFIX
@@ -26,7 +24,7 @@ DATA = Path(__file__).resolve().parents[1] / "tests" / "data"
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\">'\"&amp;\u202e" + "k" * 10_000
 
 
-def ingested(path: Path, folder: Path) -> Path:
+def ingested(path, folder):
     if path.suffix == ".gz":
         (folder / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
         path = folder / path.stem
@@ -35,17 +33,17 @@ def ingested(path: Path, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def steps(tmp_path_factory):
     """The folder with the tables and the page of a loop whose steps are known."""
     return ingested(DATA / "nsys-2025.3.1/loops/evals.sqlite.gz", tmp_path_factory.mktemp("steps"))
 
 
-def data_of(page: str) -> list[dict[str, Any]]:
+def data_of(page):
     """The data of each timeline in a page."""
     return [json.loads(text) for text in re.findall(r'<script type="application/json">(.*?)</script>', page)]
 
 
-def test_the_boxes_of_the_page_have_the_sums_of_the_table(steps: Path) -> None:
+def test_the_boxes_of_the_page_have_the_sums_of_the_table(steps):
     (drawn,) = data_of((steps / "report.html").read_text())
     timeline = store.load(steps)[0].timeline
     found: Counter[tuple[str, str]] = Counter()
@@ -63,7 +61,7 @@ def test_the_boxes_of_the_page_have_the_sums_of_the_table(steps: Path) -> None:
     assert counts["host"] == timeline["kind"].isin(["launch", "wait"]).sum()
 
 
-def test_the_legend_of_the_timeline_has_the_order_of_the_bars(steps: Path) -> None:
+def test_the_legend_of_the_timeline_has_the_order_of_the_bars(steps):
     page = (steps / "report.html").read_text()
     bars, timeline, *_ = (
         re.findall(r'data-series="([^"]*)"', legend) for legend in re.findall(r'class="legend".*?</div>', page)
@@ -73,7 +71,7 @@ def test_the_legend_of_the_timeline_has_the_order_of_the_bars(steps: Path) -> No
     assert timeline[-3:] == ["memset", "step_idle_launch", "step_idle_other"]
 
 
-def shifted(folder: Path) -> str:
+def shifted(folder):
     """The page of a loop whose GPU has a clock that is 300 us behind that of the recording."""
     path = folder / "shifted.sqlite"
     path.write_bytes(gzip.decompress((DATA / "nsys-2025.3.1/loops/evals.sqlite.gz").read_bytes()))
@@ -83,14 +81,14 @@ def shifted(folder: Path) -> str:
     return (ingested(path, folder) / "report.html").read_text()
 
 
-def lags(page: str) -> list[float]:
+def lags(page):
     """The ns from the beginning of its launch to that of each operation."""
     (drawn,) = data_of(page)
     lanes = (lane for lane in drawn["lanes"] if lane["kind"] == "stream")
     return [box[0] - box[6] for lane in lanes for box in lane["boxes"] if len(box) > 6 and box[6] is not None]
 
 
-def test_operations_stand_after_their_launches_where_the_clocks_differ(steps: Path, tmp_path: Path) -> None:
+def test_operations_stand_after_their_launches_where_the_clocks_differ(steps, tmp_path):
     recorded, page = (steps / "report.html").read_text(), shifted(tmp_path)
     least = min(lags(recorded))
     assert least > 0 and "The clock of the GPU" not in recorded
@@ -99,7 +97,7 @@ def test_operations_stand_after_their_launches_where_the_clocks_differ(steps: Pa
     assert f"the lanes of the GPU stand {300 - least / 1e3:.1f} us later than recorded" in page
 
 
-def test_a_single_operation_before_its_launch_moves_no_others(steps: Path) -> None:
+def test_a_single_operation_before_its_launch_moves_no_others(steps):
     tables = store.load(steps)[0]
     rows = tables.timeline.copy()
     first = rows.index[rows["launched_ns"].notna()][0]
@@ -108,7 +106,7 @@ def test_a_single_operation_before_its_launch_moves_no_others(steps: Path) -> No
     assert (own.shift_ns, own.early_ns) == (0.0, 5e4)
 
 
-def events(ranks: int, number: int) -> pd.DataFrame:
+def events(ranks, number):
     """A timeline with ``number`` kernels of two classes on each rank, with gaps between them."""
     rows: list[dict[str, Any]] = []
     for rank in range(ranks):
@@ -121,11 +119,11 @@ def events(ranks: int, number: int) -> pd.DataFrame:
     return schema.frame(schema.TIMELINE, rows)
 
 
-def boxes(timeline: CaseTimeline) -> int:
+def boxes(timeline):
     return sum(len(lane.events) for rank in timeline.ranks for lane in rank.lanes)
 
 
-def test_very_many_boxes_are_merged_and_their_sums_stay() -> None:
+def test_very_many_boxes_are_merged_and_their_sums_stay():
     rows = events(ranks=3, number=8000)
     (timeline,) = find_timelines(rows, schema.empty(schema.STEPS))
     assert boxes(timeline) <= MOST_BOXES and timeline.merged_below_ns > 0
@@ -138,12 +136,12 @@ def test_very_many_boxes_are_merged_and_their_sums_stay() -> None:
         assert sum(event.busy_ns for event in lane.events) == own["duration_ns"].sum()
 
 
-def test_few_boxes_are_drawn_one_by_one() -> None:
+def test_few_boxes_are_drawn_one_by_one():
     (timeline,) = find_timelines(events(ranks=2, number=1000), schema.empty(schema.STEPS))
     assert boxes(timeline) == 4000 and timeline.merged_below_ns == 0
 
 
-def test_of_very_many_cases_the_first_ones_have_a_timeline(tmp_path: Path) -> None:
+def test_of_very_many_cases_the_first_ones_have_a_timeline(tmp_path):
     export = Export()
     for n in range(60):
         for pid, device in ((1, 0), (2, 1)):
@@ -157,13 +155,13 @@ def test_of_very_many_cases_the_first_ones_have_a_timeline(tmp_path: Path) -> No
     assert len(data_of(page)) == 50 and "the timelines of the first 50 cases" in page
 
 
-def test_processes_of_a_case_without_steps_have_no_rank_and_a_timeline_each() -> None:
+def test_processes_of_a_case_without_steps_have_no_rank_and_a_timeline_each():
     rows = events(ranks=3, number=10).assign(rank=pd.array([None] * 63, dtype="Int64"))
     (timeline,) = find_timelines(rows, schema.empty(schema.STEPS))
     assert [(rank.rank, rank.process) for rank in timeline.ranks] == [(0, 0), (1, 1), (2, 2)]
 
 
-def test_the_largest_gaps_are_named_with_what_runs_around_them(tmp_path: Path) -> None:
+def test_the_largest_gaps_are_named_with_what_runs_around_them(tmp_path):
     export = Export()
     for n in range(6):
         at = 10_000 * n
@@ -190,7 +188,7 @@ def test_the_largest_gaps_are_named_with_what_runs_around_them(tmp_path: Path) -
     assert "Largest gaps" in page and "Largest gaps" not in (folder / "SUMMARY.md").read_text()
 
 
-def middle_of(element: Any) -> tuple[float, float]:
+def middle_of(element):
     box = element.bounding_box()
     return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
 
@@ -200,14 +198,14 @@ ZOOM = re.compile(r"zoom\.[^=]*=(\d+)-(\d+)")
 
 
 @pytest.mark.slow
-def test_a_browser_zooms_and_moves_the_timeline(steps: Path) -> None:
+def test_a_browser_zooms_and_moves_the_timeline(steps):
     from playwright.sync_api import expect
 
     with opened(steps / "report.html") as page:
         canvas = page.locator("figure.timeline canvas")
         canvas.scroll_into_view_if_needed()
 
-        def view() -> tuple[float, float]:
+        def view():
             return tuple(map(float, (canvas.get_attribute("data-from"), canvas.get_attribute("data-to"))))
 
         whole = view()
@@ -247,7 +245,7 @@ def test_a_browser_zooms_and_moves_the_timeline(steps: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_browser_explains_what_the_pointer_and_the_keys_reach(steps: Path) -> None:
+def test_a_browser_explains_what_the_pointer_and_the_keys_reach(steps):
     data = store.load(steps)[0].timeline
     longest = data[data["kind"] == "kernel"].nlargest(1, "duration_ns").iloc[0]
     with opened(steps / "report.html") as page:
@@ -290,7 +288,7 @@ def test_a_browser_explains_what_the_pointer_and_the_keys_reach(steps: Path) -> 
 
 
 @pytest.mark.slow
-def test_of_several_cases_the_chosen_one_is_drawn(tmp_path: Path) -> None:
+def test_of_several_cases_the_chosen_one_is_drawn(tmp_path):
     export = Export()
     for n in range(9):
         at = 10_000 * n
@@ -317,7 +315,7 @@ def test_of_several_cases_the_chosen_one_is_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_names_from_outside_run_nothing_in_a_browser(tmp_path: Path) -> None:
+def test_names_from_outside_run_nothing_in_a_browser(tmp_path):
     export = Export()
     for n in range(6):
         export.range(1000 * n, 1000 * n + 900, f"{STEP_PREFIX}marker:{n}")

@@ -3,10 +3,8 @@
 golden/times.md and golden/flags.md hold their words.
 """
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -29,17 +27,16 @@ from report_study import (
 from profpipe.analysis import kernels
 from profpipe.analysis.case_index import Measure
 from profpipe.analysis.findings import Shape, WorkloadFindings
-from profpipe.analysis.kernels import CaseRange, ClassTotal, Kernel, KernelBreakdown, KernelTotals
+from profpipe.analysis.kernels import CaseRange, ClassTotal, Kernel, KernelTotals
 from profpipe.measure.flags import Flag
 from profpipe.report import selection
 from profpipe.report.document import plain
 from profpipe.report.markdown import Markdown
 from profpipe.report.sections import cases as cases_section, kernel_share, times
 from profpipe.report.units import Unit
-from profpipe.results.schema import Tables
 
 
-def only(data: Tables, baseline: str = "a") -> WorkloadFindings:
+def only(data, baseline="a"):
     run: dict[str, Any] = {"pipeline": {"workloads": {"w": {"baseline": {"impl": baseline}}}}}
     (workload,) = analyze(data, run).workloads
     return workload
@@ -55,7 +52,7 @@ def timed(
     return only(tables(cases, metrics=rows), baseline)
 
 
-def clocks() -> WorkloadFindings:
+def clocks():
     """Clocks in Hz: the lowest, the median and the highest; ``d`` has a median alone."""
     own = {"a": (1.938e9, 1.98e9, 1.98e9), "b": (1.938e9, 1.98e9, 1.98e9), "c": (1.8e9, 1.9e9, 1.98e9)}
     own["e"] = (1.95e9, 1.95e9, 1.95e9)
@@ -67,32 +64,32 @@ def clocks() -> WorkloadFindings:
     return only(tables(cases, metrics=rows))
 
 
-def ends() -> WorkloadFindings:
+def ends():
     rows = [metric_row("impl=a", name, ns) for name, ns in (("time", 4e3), ("time_min", 2e3), ("time_max", 9e3))]
     return only(tables([case_row("impl=a")], metrics=[*rows, metric_row("impl=a", "flops", 8e6, "flop")]))
 
 
-def switched(**own: float) -> WorkloadFindings:
+def switched(**own):
     """An attention kernel of 1000 us in place of the same and of kernels of some us, class -> us."""
     kernels = [kernel_row("impl=a", ATTENTION, 10, 1e7), kernel_row("impl=b", ATTENTION, 10, 1e7)]
     kernels += [kernel_row("impl=b", name, 10, 1e4 * us, kernel_class=name) for name, us in own.items()]
     return only(tables(kernels=kernels, ranges=[range_row(f"impl={impl}", 10) for impl in "ab"]))
 
 
-def set_before(us: float) -> WorkloadFindings:
+def set_before(us):
     """A kernel of 10 us in place of one of 15, and a memset before it."""
     kernels = [kernel_row("impl=a", ATTENTION, 30, 450_000.0), kernel_row("impl=b", ATTENTION, 30, 300_000.0)]
     kernels.append(kernel_row("impl=b", "[CUDA memset]", 30, 30_000.0 * us, kind="memset"))
     return only(tables(kernels=kernels, ranges=[range_row(f"impl={impl}", 30) for impl in "ab"]))
 
 
-def other_classes() -> WorkloadFindings:
+def other_classes():
     kernels = [kernel_row("impl=a", ATTENTION, 10, 10e6), kernel_row("impl=b", ATTENTION, 10, 5e6)]
     kernels += [kernel_row("impl=b", FLUSH, 30, 4e6), kernel_row("impl=b", "cat", 20, 3e6, kernel_class="copy")]
     return only(tables(kernels=kernels, ranges=[range_row(f"impl={impl}", 10) for impl in "ab"]))
 
 
-def studies() -> Iterator[tuple[Any, ...]]:
+def studies():
     noisy = {"b": ["noisy", "synchronises"]}
     fastest, every, switch = times.fastest_by_shape, times.times, kernel_share.switch_cost
     yield "A win of the baseline shows the flags of the next", fastest(timed(flags=noisy, a=1e3, b=2e3, c=3e3))
@@ -132,25 +129,23 @@ def studies() -> Iterator[tuple[Any, ...]]:
     yield "A short one is not", switch(set_before(0.1))
 
 
-def test_times_and_switching_costs_read_as_in_the_golden_file(regenerate: bool) -> None:
+def test_times_and_switching_costs_read_as_in_the_golden_file(regenerate):
     check_studies("times.md", studies(), regenerate)
 
 
-def test_an_interval_is_as_wide_as_its_larger_side() -> None:
+def test_an_interval_is_as_wide_as_its_larger_side():
     assert Measure(62.5, ci_low=56.1, ci_high=80.0).margin == 0.28
     assert Measure(62.5, ci_low=42.5, ci_high=63.0).margin == 0.32 and Measure(62.5).margin is None
 
 
-def test_the_throttled_cases_of_the_h200_run_show_the_range_of_their_clocks() -> None:
+def test_the_throttled_cases_of_the_h200_run_show_the_range_of_their_clocks():
     (workload,) = analyze(*example("h200-attention")).workloads
     rows = records(cases_section.by_case(workload, workload.cases))
     flagged = [row for row in rows if "throttled" in row["flags"]]
     assert len(flagged) == 7 and all(" to " in row["SM clock MHz"] for row in flagged)
 
 
-def test_the_size_of_a_shape_is_computed_a_few_times_however_many_shapes_there_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_size_of_a_shape_is_computed_a_few_times_however_many_shapes_there_are(monkeypatch):
     names = [f"impl={impl},n={n}" for n in range(1, 301) for impl in ("a", "b")]
     found = only(tables(metrics=[metric_row(name, "time", 1e6) for name in names]))
     calls, size = itertools.count(), Shape.size.fget
@@ -159,8 +154,8 @@ def test_the_size_of_a_shape_is_computed_a_few_times_however_many_shapes_there_a
     assert next(calls) < 10 * 300
 
 
-def test_of_shapes_with_the_same_work_the_longest_is_the_largest() -> None:
-    def largest(*cases: tuple[str, str, float]) -> object:
+def test_of_shapes_with_the_same_work_the_longest_is_the_largest():
+    def largest(*cases):
         names = [f"impl={impl},what={what}" for impl, what, _ in cases]
         rows = [metric_row(name, "time", ns) for name, (_, _, ns) in zip(names, cases, strict=True)]
         found = only(tables(metrics=rows + [metric_row(name, "flops", 1e9, "flop") for name in names])).largest
@@ -175,7 +170,7 @@ def test_of_shapes_with_the_same_work_the_longest_is_the_largest() -> None:
 # --- flags -----------------------------------------------------------------------------------------------------------
 
 
-def flagged(flag: str, run: dict[str, Any] | None = None, **clocks: float) -> WorkloadFindings:
+def flagged(flag, run=None, **clocks):
     """A flagged case with these metrics in MHz, and one without a flag."""
     cases = [case_row("impl=a", flags=[flag]), case_row("impl=b")]
     rows = [metric_row("impl=a", "time", 1000.0, n=12), metric_row("impl=b", "time", 2000.0, n=40)]
@@ -184,7 +179,7 @@ def flagged(flag: str, run: dict[str, Any] | None = None, **clocks: float) -> Wo
     return workload
 
 
-def test_each_flag_is_explained_in_one_line_as_in_the_golden_file(regenerate: bool) -> None:
+def test_each_flag_is_explained_in_one_line_as_in_the_golden_file(regenerate):
     gpus = [{"name": name, "max_sm_clock_hz": hz} for name, hz in (("H200", 1980e6), ("L4", 2040e6))]
     jobs = [{"workload": "w", "profiler": "plain", "devices": [{"device": "H200"}]}]
     clocks = {"sm_clock": 1845.0, "sm_clock_min": 1695.0}
@@ -206,7 +201,7 @@ def test_each_flag_is_explained_in_one_line_as_in_the_golden_file(regenerate: bo
 # --- kernel shares and the cost of switching -------------------------------------------------------------------------
 
 
-def split(**own: tuple[str, float]) -> KernelBreakdown:
+def split(**own):
     """Of kernels, name -> (class, ns), one launch each."""
     tally = KernelTotals()
     for name, (cls, ns) in own.items():
@@ -216,7 +211,7 @@ def split(**own: tuple[str, float]) -> KernelBreakdown:
     return found
 
 
-def test_another_class_has_a_row_from_5_percent_of_any_call_on() -> None:
+def test_another_class_has_a_row_from_5_percent_of_any_call_on():
     few = split(attn=("attention", 960.0), fill=("elementwise", 40.0))
     many = split(attn=("attention", 900.0), fill=("elementwise", 55.0), odd=("other", 45.0))
     rows = {plain(label): [cell.value for cell in cells] for label, cells in
@@ -225,7 +220,7 @@ def test_another_class_has_a_row_from_5_percent_of_any_call_on() -> None:
     assert rows["everything else ns/call"] == [None, 45.0]
 
 
-def test_other_classes_hold_no_kernel_of_a_category() -> None:
+def test_other_classes_hold_no_kernel_of_a_category():
     found = split(attn=("attention", 500.0), quantise=("attention_aux", 10.0), MeanOps=("reduction", 90.0),
                   sum=("reduction", 100.0), direct_copy_kernel=("copy", 140.0), cat=("copy", 160.0))  # fmt: skip
     assert kernel_share.other_classes([found]) == ["copy", "reduction"]
@@ -234,13 +229,13 @@ def test_other_classes_hold_no_kernel_of_a_category() -> None:
     assert kernel_share.class_name("copy") == "other copies"
 
 
-def test_a_direct_copy_stays_a_direct_copy_under_a_users_rule() -> None:
+def test_a_direct_copy_stays_a_direct_copy_under_a_users_rule():
     found = split(direct_copy_kernel=("elementwise", 300.0), cat=("copy", 100.0), fill=("elementwise", 600.0))
     assert kernel_share.other_classes([found]) == ["elementwise", "copy"]
     assert found.other_class("elementwise").ns == 600.0 and found.other_classes_without(["copy"]).ns == 600.0
 
 
-def test_the_h200_run_has_the_memset_of_cudnn_as_a_change() -> None:
+def test_the_h200_run_has_the_memset_of_cudnn_as_a_change():
     data, run = example("h200-attention")
     (workload,) = analyze(data, run).workloads
     own = data.kernels[(data.kernels["profiler"] == "nsys") & (data.kernels["kind"] == "memset")]
@@ -254,7 +249,7 @@ def test_the_h200_run_has_the_memset_of_cudnn_as_a_change() -> None:
         assert copies == ([pytest.approx(ns)] if ns >= 0.02 * case.breakdown.total.ns else [])
 
 
-def test_the_ends_of_steps_are_those_of_steady_steps_of_the_profiler_that_times_them() -> None:
+def test_the_ends_of_steps_are_those_of_steady_steps_of_the_profiler_that_times_them():
     data, run = step_study.compiled()
     (workload,) = analyze(data, run).workloads
     rows = [row for row in data.steps.to_dict("records") if (row["profiler"], row["state"]) == ("plain", "steady")]
@@ -263,7 +258,7 @@ def test_the_ends_of_steps_are_those_of_steady_steps_of_the_profiler_that_times_
         assert own and case.time and (case.time.lowest, case.time.highest) == (min(own), max(own))
 
 
-def test_the_ends_of_processes_are_those_of_their_wall_times() -> None:
+def test_the_ends_of_processes_are_those_of_their_wall_times():
     walls = [metric_row("", "process_wall", ns, subject=f"process {i}") for i, ns in enumerate((4e9, 3e9, 5e9), 1)]
     data = tables([case_row("")], metrics=[metric_row("", "process_wall", 4e9, n=3), *walls])
     (workload,) = analyze(data, {"pipeline": {"workloads": {"w": {"command": ["true"]}}}}).workloads

@@ -4,8 +4,6 @@ No test asserts how fast anything is. The GPU's side runs against a stand-in for
 clocks and its allocator follow the test.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import random
@@ -61,7 +59,7 @@ NOISY = [100.0, 200.0] * 15
 
 
 SLOWED = StoppingRule(budget_s=0.2, slowed_s=0.5)
-THIRD_ROUND = StoppingRule().for_round(3, 3, earlier=300)
+THIRD_ROUND = StoppingRule().limit_round(3, 3, earlier=300)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +104,7 @@ def test_a_rule_says_how_many_samples_to_take_next(rule, values, taken, spent_s,
 
 def test_rounds_share_samples_and_time_equally():
     rule = StoppingRule(min_samples=30, max_samples=100, budget_s=3.0, slowed_s=0.6)
-    rounds = [rule.for_round(number, 3) for number in (1, 2, 3)]
+    rounds = [rule.limit_round(number, 3) for number in (1, 2, 3)]
     assert [(own.min_samples, own.max_samples) for own in rounds] == [(10, 34), (20, 67), (30, 100)]
     assert [(own.budget_s, own.slowed_s) for own in rounds] == [(1.0, pytest.approx(0.2))] * 3
 

@@ -1,11 +1,7 @@
 """A result that is too far from its reference wins nothing: the limits, the harness that holds them, and the report."""
 
-from __future__ import annotations
-
 import math
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,67 +20,65 @@ from report_study import (
 )
 
 from profpipe import plugins
-from profpipe.analysis.findings import WorkloadFindings
 from profpipe.config import loader
 from profpipe.errors import ConfigError
 from profpipe.measure import harness, rounds, workload_metrics
-from profpipe.measure.conditions import Conditions, Reading
+from profpipe.measure.conditions import GpuConditions, Reading
 from profpipe.measure.tolerance import judge, shown
 from profpipe.plugins import builtin_folder
-from profpipe.report.document import Placement
+from profpipe.report.document import OnPage
 from profpipe.report.sections import cases, headline, kernel_share, times
 from profpipe.report.sections.studies import study_table
-from profpipe.results.schema import Tables
 
 # --- limits ----------------------------------------------------------------------------------------------------------
 
 
-def test_errors_may_be_as_large_and_cosines_as_small_as_their_limits() -> None:
+def test_errors_may_be_as_large_and_cosines_as_small_as_their_limits():
     limits = {"error_max": 0.5, "cosine": 0.99}
-    assert judge({"error_max": 0.5, "cosine": 0.99}, limits).mark == ""
-    assert judge({"error_max": 0.51, "cosine": 0.99}, limits).mark == "inaccurate"
-    assert judge({"error_max": 0.5, "cosine": 0.98}, limits).mark == "inaccurate"
+    assert judge({"error_max": 0.5, "cosine": 0.99}, limits).flag == ""
+    assert judge({"error_max": 0.51, "cosine": 0.99}, limits).flag == "inaccurate"
+    assert judge({"error_max": 0.5, "cosine": 0.98}, limits).flag == "inaccurate"
 
 
-def test_a_limit_applies_to_gradients_without_a_limit() -> None:
+def test_a_limit_applies_to_gradients_without_a_limit():
     checked = {"error_max": 0.1, "error_max_dq": 0.3, "error_max_dk": 0.1}
     assert judge(checked, {"error_max": 0.2}).why == "error_max_dq is 0.3, at most 0.2"
-    assert judge(checked, {"error_max": 0.2, "error_max_dq": 0.4}).mark == ""
+    assert judge(checked, {"error_max": 0.2, "error_max_dq": 0.4}).flag == ""
 
 
-def test_the_worst_misses_are_named_first_and_the_rest_counted() -> None:
+def test_the_worst_misses_are_named_first_and_the_rest_counted():
     checked = {"error_max": 3.0, "error_mean": 9.0, "cosine": 0.5, "cosine_dq": 0.2}
     assert judge(checked, {"error_max": 1, "error_mean": 1, "cosine": 0.9}).why == (
         "error_mean is 9, at most 1; error_max is 3, at most 1; and 2 more"
     )
 
 
-def test_a_limit_is_shown_as_written() -> None:
+def test_a_limit_is_shown_as_written():
     assert judge({"cosine": 0.5}, {"cosine": 0.99999999}).why == "cosine is 0.500, at least 0.99999999"
     assert judge({"error_max": 0.5}, {"error_max": 1e-4}).why == "error_max is 0.5, at most 0.0001"
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
-def test_a_nan_is_outside_every_limit(wrong: float) -> None:
-    assert judge({"error_max": wrong}, {"error_max": 1e9}).mark == "inaccurate"
-    assert judge({"cosine": -1.0}, {"cosine": 0.0}).mark == "inaccurate"
-    assert judge({"cosine": math.nan}, {"cosine": 0.0}).mark == "inaccurate"
+def test_a_nan_is_outside_every_limit(wrong):
+    assert judge({"error_max": wrong}, {"error_max": 1e9}).flag == "inaccurate"
+    assert judge({"cosine": -1.0}, {"cosine": 0.0}).flag == "inaccurate"
+    assert judge({"cosine": math.nan}, {"cosine": 0.0}).flag == "inaccurate"
 
 
-def test_a_case_passes_only_limits_that_were_compared() -> None:
+def test_a_case_passes_only_limits_that_were_compared():
     assert judge({"flops": 1.0}, {"error_max": 1}).why == "nothing was compared for error_max"
-    assert judge({"error_max": 0.0}, {"error_max": 1, "cosine": 0.9}).mark == "unchecked"
-    assert judge({}, {"error_max_dq": 1}).mark == "unchecked"
+    assert judge({"error_max": 0.0}, {"error_max": 1, "cosine": 0.9}).flag == "unchecked"
+    assert judge({}, {"error_max_dq": 1}).flag == "unchecked"
 
 
-def test_the_limit_of_a_gradient_does_not_apply_to_a_forward_pass() -> None:
-    assert judge({"error_max": 0.5}, {"error_max": 1, "error_max_dq": 2}).mark == ""
-    assert judge({"error_max": 0.5, "error_max_dq": 3.0}, {"error_max": 9, "error_max_dq": 2}).mark == "inaccurate"
-    assert judge({"error_max_dq": 0.5}, {"error_max": 1}).mark == ""
+def test_the_limit_of_a_gradient_does_not_apply_to_a_forward_pass():
+    assert judge({"error_max": 0.5}, {"error_max": 1, "error_max_dq": 2}).flag == ""
+    assert judge({"error_max": 0.5, "error_max_dq": 3.0}, {"error_max": 9, "error_max_dq": 2}).flag == "inaccurate"
+    assert judge({"error_max_dq": 0.5}, {"error_max": 1}).flag == ""
 
 
-def test_without_limits_everything_passes_that_is_a_number() -> None:
-    assert judge({"error_max": 1e30, "error_rel_l1": math.inf}, {}).mark == judge({}, {}).mark == ""
+def test_without_limits_everything_passes_that_is_a_number():
+    assert judge({"error_max": 1e30, "error_rel_l1": math.inf}, {}).flag == judge({}, {}).flag == ""
 
 
 @pytest.mark.parametrize(
@@ -99,7 +93,7 @@ def test_without_limits_everything_passes_that_is_a_number() -> None:
         (-1.0, "-1"),
     ],
 )
-def test_a_cosine_has_enough_digits_to_differ_from_one(value: float, text: str) -> None:
+def test_a_cosine_has_enough_digits_to_differ_from_one(value, text):
     assert shown("cosine_dq", value) == text
 
 
@@ -108,7 +102,7 @@ def test_a_cosine_has_enough_digits_to_differ_from_one(value: float, text: str) 
 WORKLOAD = "PARAMS = {'n': 1}\ndef build(params):\n    return lambda: None\n"
 
 
-def pipeline(folder: Path, tolerance: str, place: str = "workloads") -> Any:
+def pipeline(folder, tolerance, place="workloads"):
     (folder / "workloads").mkdir(exist_ok=True)
     (folder / "workloads" / "mine.py").write_text(WORKLOAD)
     defaults = f"defaults: {{tolerance: {tolerance}}}\n" if place == "defaults" else ""
@@ -117,7 +111,7 @@ def pipeline(folder: Path, tolerance: str, place: str = "workloads") -> Any:
     return loader.load_pipeline(folder / "p.yaml", env={})
 
 
-def test_a_tolerance_reaches_the_harness_and_may_stand_in_defaults(tmp_path: Path) -> None:
+def test_a_tolerance_reaches_the_harness_and_may_stand_in_defaults(tmp_path):
     for place in ("workloads", "defaults"):
         workload = pipeline(tmp_path, "{error_rel_l1: 0.05, cosine_dq: 0.99}", place).workloads["w"]
         assert dict(workload.tolerance) == {"error_rel_l1": 0.05, "cosine_dq": 0.99}
@@ -135,15 +129,13 @@ def test_a_tolerance_reaches_the_harness_and_may_stand_in_defaults(tmp_path: Pat
         ("0.05", "workloads.w.tolerance", "is not a mapping"),
     ],
 )
-def test_a_limit_that_means_nothing_is_refused_with_its_place(
-    tmp_path: Path, tolerance: str, place: str, message: str
-) -> None:
+def test_a_limit_that_means_nothing_is_refused_with_its_place(tmp_path, tolerance, place, message):
     with pytest.raises(ConfigError) as raised:
         pipeline(tmp_path, tolerance)
     assert f"{place}: " in str(raised.value) and message in str(raised.value)
 
 
-def test_a_wrong_limit_in_defaults_is_reported_once(tmp_path: Path) -> None:
+def test_a_wrong_limit_in_defaults_is_reported_once(tmp_path):
     with pytest.raises(ConfigError) as raised:
         pipeline(tmp_path, "{cosin: 0.9}", "defaults")
     assert str(raised.value).count("Did you mean 'cosine'?") == 1
@@ -155,16 +147,16 @@ def test_a_wrong_limit_in_defaults_is_reported_once(tmp_path: Path) -> None:
 class Workload:
     """A workload whose check says what it was made with."""
 
-    def __init__(self, found: Any) -> None:
+    def __init__(self, found):
         self._found = found
 
-    def check(self, params: Any) -> Any:
+    def check(self, params):
         if isinstance(self._found, Exception):
             raise self._found
         return self._found
 
 
-def written(found: Any, folder: Path, limits: dict[str, float]) -> tuple[list[str], list[str]]:
+def written(found, folder, limits):
     """(marks, notes) of a case whose check gives ``found``."""
     events: list[dict[str, Any]] = []
     marks = workload_metrics.write(
@@ -173,7 +165,7 @@ def written(found: Any, folder: Path, limits: dict[str, float]) -> tuple[list[st
     return marks, [event["text"] for event in events if event["event"] == "note"]
 
 
-def test_a_miss_is_flagged_with_its_measure_value_and_limit(tmp_path: Path) -> None:
+def test_a_miss_is_flagged_with_its_measure_value_and_limit(tmp_path):
     assert written({"error_rel_l1": 0.08}, tmp_path, {"error_rel_l1": 0.05}) == (
         ["inaccurate"], ["inaccurate: error_rel_l1 is 0.08, at most 0.05"],
     )  # fmt: skip
@@ -181,7 +173,7 @@ def test_a_miss_is_flagged_with_its_measure_value_and_limit(tmp_path: Path) -> N
     assert written({"error_rel_l1": 0.08}, tmp_path, {}) == ([], [])
 
 
-def test_a_check_that_fails_or_compares_something_else_leaves_the_case_unchecked(tmp_path: Path) -> None:
+def test_a_check_that_fails_or_compares_something_else_leaves_the_case_unchecked(tmp_path):
     assert written(MemoryError("too large"), tmp_path, {"error_max": 1}) == (["unchecked"], [])
     assert written({"loss": 0.5}, tmp_path, {"error_max": 1}) == (
         ["unchecked"], ["unchecked: nothing was compared for error_max"],
@@ -191,7 +183,7 @@ def test_a_check_that_fails_or_compares_something_else_leaves_the_case_unchecked
 
 
 @pytest.mark.parametrize("odd", ["x", None, [0.1]])
-def test_a_measure_that_is_not_a_number_is_named_and_the_case_is_unchecked(tmp_path: Path, odd: Any) -> None:
+def test_a_measure_that_is_not_a_number_is_named_and_the_case_is_unchecked(tmp_path, odd):
     limits = {"error_max": 1.0, "cosine": 0.9}
     assert written({"error_max": odd, "cosine": 0.99}, tmp_path, limits) == (
         ["unchecked"], [f"unchecked: error_max is not a number: {odd!r}"],
@@ -200,9 +192,7 @@ def test_a_measure_that_is_not_a_number_is_named_and_the_case_is_unchecked(tmp_p
     assert written({"error_max": odd}, tmp_path, {"cosine": 0.9})[0] == ["unchecked"]
 
 
-def test_without_a_tolerance_text_is_unchecked_and_none_is_missing(
-    tmp_path: Path,
-) -> None:
+def test_without_a_tolerance_text_is_unchecked_and_none_is_missing(tmp_path):
     assert written({"error_max": "x"}, tmp_path, {}) == (["unchecked"], ["unchecked: error_max is not a number: 'x'"])
     assert written({"error_max": [0.1], "cosine": 0.99}, tmp_path, {})[0] == ["unchecked"]
     assert written({"error_max": None}, tmp_path, {}) == ([], [])
@@ -212,16 +202,16 @@ def test_without_a_tolerance_text_is_unchecked_and_none_is_missing(
 class OneNumber:
     """The common part of torch and numpy: ``item`` returns the number."""
 
-    def __init__(self, *values: float) -> None:
+    def __init__(self, *values):
         self._values = values
 
-    def item(self) -> float:
+    def item(self):
         if len(self._values) != 1:
             raise RuntimeError(f"a Tensor with {len(self._values)} elements cannot be converted to Scalar")
         return self._values[0]
 
 
-def test_a_tensor_of_one_element_is_the_number_in_it(tmp_path: Path) -> None:
+def test_a_tensor_of_one_element_is_the_number_in_it(tmp_path):
     assert written({"error_max": OneNumber(math.nan)}, tmp_path, {}) == (
         ["inaccurate"], ["inaccurate: error_max is nan, at most a finite number"],
     )  # fmt: skip
@@ -242,7 +232,7 @@ def test_a_tensor_of_one_element_is_the_number_in_it(tmp_path: Path) -> None:
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
-def said_by(workload: Any, folder: Path) -> list[dict[str, Any]]:
+def said_by(workload, folder):
     """The events of a case of ``workload``."""
     recorded: list[dict[str, Any]] = []
     workload_metrics.write(workload, {}, folder, lambda event, **own: recorded.append({"event": event, **own}), {})
@@ -251,14 +241,14 @@ def said_by(workload: Any, folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", ["time", "time_p90", "iterations", "peak_allocated", "flops", "flops.int8", "power"])
 @pytest.mark.parametrize("function", ["facts", "check"])
-def test_a_number_with_a_reserved_name_is_an_error(tmp_path: Path, function: str, name: str) -> None:
+def test_a_number_with_a_reserved_name_is_an_error(tmp_path, function, name):
     numbers = {"facts": {"parameters": (3.0, "1"), name: (1.0, "ns")}, "check": {"loss": 3.0, name: 1.0}}[function]
     (event,) = said_by(SimpleNamespace(**{function: lambda params: numbers}), tmp_path)
     assert (event["event"], event["during"]) == ("error", function)
     assert f"'{name}' is a metric of profpipe" in event["reason"]
 
 
-def test_every_measurement_of_a_case_has_a_reserved_name(tmp_path: Path) -> None:
+def test_every_measurement_of_a_case_has_a_reserved_name(tmp_path):
     """The names that measuring writes, and those that the parser makes of samples, are all of them refused."""
     record = tmp_path / "job.jsonl"
     with record.open("w") as stream:
@@ -268,14 +258,14 @@ def test_every_measurement_of_a_case_has_a_reserved_name(tmp_path: Path) -> None
             {"options": {"timing": {"mode": "both", "budget_s": 0.01}}, "warmup": 1, "repeats": 5}
         )
         events.write("case_started", case="a", params={})
-        case = rounds.TimedCase(plan, "cpu", "case:a", events.for_case("a"))
+        case = rounds.CaseTiming(plan, "cpu", "case:a", events.bind_case("a"))
         case.visit(lambda: sum(range(1000)))
         case.finish(lambda: sum(range(1000)))
         for name in (rounds.RANK_TIME, rounds.GRAPH_TIME):
             events.write("samples", case="a", metric=name, unit="ns", values=[1.0, 2.0])
     parsed = plugins.load_module(builtin_folder("parsers") / "events.py").parse(record)
     reading = Reading(sm_clock_hz=1e9, power_w=100.0, temperature_c=50.0)
-    measured = {*parsed.metrics["metric"], *Conditions((reading,)).metrics()}
+    measured = {*parsed.metrics["metric"], *GpuConditions((reading,)).metrics()}
     assert {"time", "loop_wall", "temperature", "time_own_cv"} <= measured
     assert measured <= workload_metrics.MEASURED
 
@@ -289,7 +279,7 @@ def test_every_measurement_of_a_case_has_a_reserved_name(tmp_path: Path) -> None
         ("phase_work", {"forward": {"flops": 1, "bytes_moved": -1}}),
     ],
 )
-def test_negative_work_is_left_out_with_the_reason(tmp_path: Path, name: str, value: Any) -> None:
+def test_negative_work_is_left_out_with_the_reason(tmp_path, name, value):
     recorded: list[dict[str, Any]] = []
     workload = SimpleNamespace(**{name: lambda params: value})
     workload_metrics.write(workload, {}, tmp_path, lambda event, **own: recorded.append({"event": event, **own}), {})
@@ -298,21 +288,21 @@ def test_negative_work_is_left_out_with_the_reason(tmp_path: Path, name: str, va
     assert re.search(r"ValueError: (flops|bytes_moved) is -\d", event["reason"])
 
 
-def test_a_nan_is_written_as_the_worst_difference_for_no_table_holds_a_nan(tmp_path: Path) -> None:
+def test_a_nan_is_written_as_the_worst_difference_for_no_table_holds_a_nan(tmp_path):
     recorded: dict[str, Any] = {}
     check = {"error_max": math.nan, "cosine_dq": math.nan, "error_max_dq": 0.01, "loss": math.nan}
 
-    def events(event: str, **fields: Any) -> None:
+    def events(event, **fields):
         recorded.update({fields["metric"]: fields["value"]} if event == "metric" else {"note": fields["text"]})
 
     assert workload_metrics.write(Workload(check), {}, tmp_path, events, {"error_max": 0.05}) == ["inaccurate"]
     assert (recorded["error_max"], recorded["cosine_dq"], recorded["error_max_dq"]) == (math.inf, -1.0, 0.01)
     assert math.isnan(recorded["loss"]) and recorded["note"].startswith("inaccurate: error_max is nan, at most 0.05")
     numbers = {name: value for name, value in recorded.items() if name != "note"}
-    assert judge(numbers, {"error_max": 0.05}).mark == "inaccurate", "judged again when the run is analysed"
+    assert judge(numbers, {"error_max": 0.05}).flag == "inaccurate", "judged again when the run is analysed"
 
 
-def test_a_nan_never_passes_also_without_a_tolerance(tmp_path: Path) -> None:
+def test_a_nan_never_passes_also_without_a_tolerance(tmp_path):
     for wrong in (math.nan, math.inf):
         marks, notes = written({"error_max": wrong, "cosine": 0.9}, tmp_path, {})
         assert (marks, notes) == (["inaccurate"], [f"inaccurate: error_max is {wrong}, at most a finite number"])
@@ -328,11 +318,11 @@ def test_a_nan_never_passes_also_without_a_tolerance(tmp_path: Path) -> None:
 LIMITS = {"error_rel_l1": 0.05}
 
 
-def run(**workload: Any) -> dict[str, Any]:
+def run(**workload):
     return {"pipeline": {"workloads": {"w": {"baseline": {"impl": "a"}, "tolerance": LIMITS, **workload}}}}
 
 
-def study(shapes: tuple[str, ...] = ("",), **impls: tuple[float, float | None]) -> Tables:
+def study(shapes=("",), **impls):
     """Cases with a time and a relative error each; None where it was not compared."""
     names = [(f"impl={impl}{shape}", ns, error) for impl, (ns, error) in impls.items() for shape in shapes]
     metrics = [metric_row(name, "time", ns, n=30, ci_low=ns, ci_high=ns) for name, ns, _ in names]
@@ -341,7 +331,7 @@ def study(shapes: tuple[str, ...] = ("",), **impls: tuple[float, float | None]) 
     return tables([case_row(name, flags=flags[name]) for name, _, _ in names], metrics=metrics)
 
 
-def only(data: Tables, **workload: Any) -> WorkloadFindings:
+def only(data, **workload):
     (found,) = analyze(data, run(**workload)).workloads
     return found
 
@@ -349,20 +339,20 @@ def only(data: Tables, **workload: Any) -> WorkloadFindings:
 FAST_AND_WRONG = {"a": (4000.0, 0.001), "b": (2000.0, 0.01), "c": (1000.0, 0.08)}
 
 
-def sums_of_kernels() -> Tables:
+def sums_of_kernels():
     kernels = [kernel_row(f"impl={i}", ATTENTION, 10, ns) for i, ns in (("a", 4000.0), ("b", 1000.0))]
     errors = [metric_row(f"impl={i}", "error_rel_l1", e, "1") for i, e in (("a", 0.0), ("b", 0.5))]
     return tables(kernels=kernels, ranges=[range_row(f"impl={i}", 10) for i in "ab"], metrics=errors)
 
 
-def of_tensors() -> Tables:
+def of_tensors():
     data = study(**FAST_AND_WRONG, d=(9000.0, None))
     more = {"error_rel_l1_dq": 0.06, "error_max": 0.25, "cosine": 0.99995, "cosine_dq": 0.9, "checked": 12.5}
     rows = [metric_row("impl=b", name, value, "1") for name, value in more.items()]
     return tables(data.cases.to_dict("records"), metrics=[*data.metrics.to_dict("records"), *rows])
 
 
-def with_gradients(cases: int, worst: float) -> WorkloadFindings:
+def with_gradients(cases, worst):
     """Cases with four tensors each, of which dK is the furthest from its reference."""
     errors = {"": 0.001, "_dq": 0.002, "_dk": worst, "_dv": 0.003}
     rows = [metric_row(f"impl=i{i}", "time", 1000.0 + i, n=30) for i in range(cases)]
@@ -371,25 +361,25 @@ def with_gradients(cases: int, worst: float) -> WorkloadFindings:
     return only(tables(metrics=rows), tolerance={"error_rel_l1": 0.05, "cosine": 0.99})
 
 
-def of_types(*dtypes: str, reference: str = "fp32") -> WorkloadFindings:
+def of_types(*dtypes, reference="fp32"):
     rows = [case_row(f"dtype={d}", params={"impl": "a", "dtype": d, "reference": reference}) for d in dtypes]
     metrics = [metric_row(f"dtype={d}", "error_rel_l1", 1e-6, "1") for d in dtypes]
     metrics += [metric_row(f"dtype={d}", "time", 5.0) for d in dtypes]
     return only(tables(rows, metrics=metrics), tolerance={})
 
 
-def not_a_number(*more: dict[str, Any], flags: str = "inaccurate", **limits: float) -> WorkloadFindings:
+def not_a_number(*more, flags="inaccurate", **limits):
     rows = [metric_row(f"impl={impl}", "time", ns) for impl, ns in (("a", 2000.0), ("b", 1000.0))]
     cases = [case_row("impl=a"), case_row("impl=b", flags=flags.split())]
     return only(tables(cases, metrics=[*rows, *more]), tolerance=limits)
 
 
-def studies() -> Iterator[tuple[Any, ...]]:
+def studies():
     wrong, oom = only(study(**FAST_AND_WRONG)), case_row("impl=b", status="oom", reason="too large")
     yield ("The win is that of the fastest accurate one, and no number says how much faster an inaccurate one is",
            headline.headline(wrong), times.times(wrong), cases.accuracy(wrong))  # fmt: skip
     two = only(study((",seqlen=1", ",seqlen=2"), **FAST_AND_WRONG))
-    yield "So is the fastest number of a table", next(iter(cases.by_shape(two)))
+    yield "So is the fastest number of a table", next(iter(cases.make_shape_tables(two)))
     yield "Where none is accurate none wins", headline.headline(only(study(a=(4000.0, 0.2), b=(2000.0, 0.1))))
     sums = only(sums_of_kernels())
     yield ("Sums of kernels win nothing either", headline.headline(sums), kernel_share.kernel_share(sums),
@@ -428,27 +418,27 @@ def studies() -> Iterator[tuple[Any, ...]]:
     yield "A NaN without a tolerance is not called faster", headline.headline(not_a_number(infinite, flags=""))
 
 
-def test_accuracy_reads_as_in_the_golden_file(regenerate: bool) -> None:
+def test_accuracy_reads_as_in_the_golden_file(regenerate):
     check_studies("accuracy.md", studies(), regenerate)
 
 
-def test_an_inaccurate_case_has_no_speedup() -> None:
+def test_an_inaccurate_case_has_no_speedup():
     points = {point.variant: point for point in only(study(**FAST_AND_WRONG)).cases}
     assert points["c"].time is not None and points["c"].speedup is None and points["b"].speedup == 2
     assert {case.variant: case.kernel_speedup for case in only(sums_of_kernels()).cases} == {"a": 1.0, "b": None}
 
 
 @pytest.mark.parametrize(("errors", "placement"), [
-    ((0.001, 0.0011), Placement.DETAILS), ((0.001, 0.01), Placement.SUMMARY), ((0.08, 0.08), Placement.SUMMARY),
+    ((0.001, 0.0011), OnPage.DETAILS),
+    ((0.001, 0.01), OnPage.SUMMARY),
+    ((0.08, 0.08), OnPage.SUMMARY),
 ])  # fmt: skip
-def test_accuracy_stands_on_the_short_page_only_if_it_varies_or_something_is_inaccurate(
-    errors: tuple[float, float], placement: Placement
-) -> None:
+def test_accuracy_stands_on_the_short_page_only_if_it_varies_or_something_is_inaccurate(errors, placement):
     section = cases.accuracy(only(study(a=(100.0, errors[0]), b=(100.0, errors[1]))))
     assert [table.placement for table in every_table(section)] == [placement]
 
 
-def test_a_study_table_shows_enough_digits_of_a_cosine() -> None:
+def test_a_study_table_shows_enough_digits_of_a_cosine():
     spec = run()
     spec["pipeline"]["tables"] = [{"title": "Accuracy", "rows": ["impl"], "value": ["cosine_dq"]}]
     data = tables(metrics=[metric_row(f"impl={i}", "cosine_dq", value, "1") for i, value in (("a", 0.99995), ("b", 1))])

@@ -1,12 +1,9 @@
 """Traces of torch.profiler: real ones of CUDA, ROCm and CPU, and small ones written here for what those lack."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pandas as pd
@@ -28,10 +25,10 @@ Write = Callable[..., Path]
 
 
 @pytest.fixture
-def trace(tmp_path: Path) -> Write:
+def trace(tmp_path):
     """Writes events as a trace and gives its path."""
 
-    def write(*events: Event, **top: Any) -> Path:
+    def write(*events, **top):
         path = tmp_path / "trace.json"
         path.write_text(json.dumps({"schemaVersion": 1, **top, "traceEvents": list(events)}))
         return path
@@ -39,29 +36,29 @@ def trace(tmp_path: Path) -> Write:
     return write
 
 
-def event(cat: str, name: str, ts: float, dur: float, *, tid: int = 1, pid: int = 100, **args: Any) -> Event:
+def event(cat, name, ts, dur, *, tid=1, pid=100, **args):
     return {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args}
 
 
-def annotation(name: str, ts: float, dur: float, **where: Any) -> Event:
+def annotation(name, ts, dur, **where):
     return event("user_annotation", name, ts, dur, **where)
 
 
-def launch(correlation: int, ts: float, **where: Any) -> Event:
+def launch(correlation, ts, **where):
     return event("cuda_runtime", where.pop("name", "cudaLaunchKernel"), ts, 5, correlation=correlation, **where)
 
 
-def kernel(name: str, correlation: int | None, ts: float, dur: float, **args: Any) -> Event:
+def kernel(name, correlation, ts, dur, **args):
     known = {} if correlation is None else {"correlation": correlation}
     return event("kernel", name, ts, dur, pid=0, tid=7, device=0, stream=7, **known, **args)
 
 
-def places(parsed: schema.Tables) -> dict[str, tuple[str, str]]:
+def places(parsed):
     frame = parsed.kernels
     return dict(zip(frame["kernel"], zip(frame["case"], frame["phase"], strict=True), strict=True))
 
 
-def test_kernels_of_a_real_cuda_trace_carry_process_device_stream_and_the_gpu_has_its_name(parser: ModuleType) -> None:
+def test_kernels_of_a_real_cuda_trace_carry_process_device_stream_and_the_gpu_has_its_name(parser):
     parsed = reader.parse(parser, H200)
     assert parsed.origin.device == "NVIDIA H200"
     assert (parsed.kernels["process"] == 5856).all() and (parsed.kernels["device"] == 0).all()
@@ -71,9 +68,7 @@ def test_kernels_of_a_real_cuda_trace_carry_process_device_stream_and_the_gpu_ha
     assert set(attention["kernel_family"]) == {"fa2", "cudnn", "sage1"}
 
 
-def test_backward_kernels_of_a_real_training_run_belong_to_the_phase_that_called_backward(
-    parser: ModuleType, shared_data: Path
-) -> None:
+def test_backward_kernels_of_a_real_training_run_belong_to_the_phase_that_called_backward(parser, shared_data):
     """Autograd launched 2780 of the 4350 kernels from its thread."""
     (path,) = (shared_data / "torch_trace").glob("*/rank-0.*.pt.trace.json.gz")
     parsed = parser.parse(path)
@@ -83,7 +78,7 @@ def test_backward_kernels_of_a_real_training_run_belong_to_the_phase_that_called
     assert Placement.OTHER_THREAD in parsed.origin.attribution
 
 
-def test_a_trace_without_gpu_events_gives_operators_by_self_time(parser: ModuleType) -> None:
+def test_a_trace_without_gpu_events_gives_operators_by_self_time(parser):
     parsed = parser.parse(CPU)
     assert set(parsed.kernels["kind"]) == {"cpu_op"} and parsed.kernels["device"].isna().all()
     assert set(parsed.kernels["case"]) == {"size=64", "size=32"}
@@ -97,16 +92,14 @@ def test_a_trace_without_gpu_events_gives_operators_by_self_time(parser: ModuleT
     assert parsed.kernels["total_ns"].sum() <= outer["wall_ns"].sum()
 
 
-def test_a_range_of_a_case_counts_its_iterations_and_says_nothing_of_a_gpu_that_was_not_traced(
-    parser: ModuleType,
-) -> None:
+def test_a_range_of_a_case_counts_its_iterations_and_says_nothing_of_a_gpu_that_was_not_traced(parser):
     ranges = parser.parse(CPU).ranges
     assert ranges.loc[ranges["range"] == "", "instances"].tolist() == [3, 3]
     assert set(ranges["range"]) == {"", "forward", "backward"}
     assert ranges[["kernel_ns", "kernels", "busy_ns"]].isna().all(axis=None)
 
 
-def test_names_that_torch_changes_are_restored(parser: ModuleType, tmp_path: Path) -> None:
+def test_names_that_torch_changes_are_restored(parser, tmp_path):
     torch = pytest.importorskip("torch")
     phases = ["größe", "a\\b", 'say "b"', "two\nlines", "tab\tand 5%", "softmax {q} ~ 50%"]
     case = plan.case_id({"impl": "größe", "path": 'a\\b "c"'})
@@ -124,7 +117,7 @@ def test_names_that_torch_changes_are_restored(parser: ModuleType, tmp_path: Pat
     assert set(parsed.ranges["range"]) == {"", *phases}
 
 
-def test_self_time_leaves_out_children_and_not_what_runs_on_other_threads(parser: ModuleType, trace: Write) -> None:
+def test_self_time_leaves_out_children_and_not_what_runs_on_other_threads(parser, trace):
     parsed = parser.parse(
         trace(
             event("cpu_op", "outer", 0, 100),
@@ -138,9 +131,7 @@ def test_self_time_leaves_out_children_and_not_what_runs_on_other_threads(parser
     assert times == {"outer": 50e3, "inner": 45e3, "innermost": 5e3, "elsewhere": 30e3}
 
 
-def test_case_and_phase_come_from_the_ranges_around_the_launch_not_around_the_kernel(
-    parser: ModuleType, trace: Write
-) -> None:
+def test_case_and_phase_come_from_the_ranges_around_the_launch_not_around_the_kernel(parser, trace):
     parsed = parser.parse(
         trace(
             annotation("profpipe:n=1", 0, 100),
@@ -157,7 +148,7 @@ def test_case_and_phase_come_from_the_ranges_around_the_launch_not_around_the_ke
     assert ranges.loc["forward", ["kernels", "kernel_ns", "instances", "wall_ns"]].tolist() == [1, 10e3, 1, 20e3]
 
 
-def test_all_kernels_of_a_graph_launch_belong_to_where_the_graph_was_launched(parser: ModuleType, trace: Write) -> None:
+def test_all_kernels_of_a_graph_launch_belong_to_where_the_graph_was_launched(parser, trace):
     parsed = parser.parse(
         trace(
             annotation("profpipe:n=1", 0, 100),
@@ -171,14 +162,12 @@ def test_all_kernels_of_a_graph_launch_belong_to_where_the_graph_was_launched(pa
     assert any("3 kernels come from 1 graph launches" in note for note in parsed.origin.notes)
 
 
-def test_a_graph_launch_without_kernels_gives_a_note_on_hidden_gpu_time(parser: ModuleType, trace: Write) -> None:
+def test_a_graph_launch_without_kernels_gives_a_note_on_hidden_gpu_time(parser, trace):
     parsed = parser.parse(trace(launch(1, 0), launch(2, 10, name="hipGraphLaunch"), kernel("a", 1, 20, 1)))
     assert any("1 of 2 launches have no kernel" in note for note in parsed.origin.notes)
 
 
-def test_a_kernel_without_correlation_is_joined_to_its_operator_by_external_id(
-    parser: ModuleType, trace: Write
-) -> None:
+def test_a_kernel_without_correlation_is_joined_to_its_operator_by_external_id(parser, trace):
     parsed = parser.parse(
         trace(
             annotation("profpipe:n=1", 0, 100),
@@ -190,13 +179,13 @@ def test_a_kernel_without_correlation_is_joined_to_its_operator_by_external_id(
     assert parsed.origin.attribution[Placement.OF_EXTERNAL_ID] == 1
 
 
-def test_a_kernel_whose_launch_is_not_in_the_trace_stays_outside_every_case(parser: ModuleType, trace: Write) -> None:
+def test_a_kernel_whose_launch_is_not_in_the_trace_stays_outside_every_case(parser, trace):
     parsed = parser.parse(trace(annotation("profpipe:n=1", 0, 100), kernel("early", 77, 10, 10)))
     assert places(parsed) == {"early": ("", "")} and parsed.kernels["process"].isna().all()
     assert parsed.origin.unattributed_ns == 10e3 and parsed.origin.attribution[Placement.NO_CALL] == 1
 
 
-def test_a_correlation_id_that_two_processes_share_is_not_trusted(parser: ModuleType, trace: Write) -> None:
+def test_a_correlation_id_that_two_processes_share_is_not_trusted(parser, trace):
     parsed = parser.parse(
         trace(
             annotation("profpipe:a", 0, 100, pid=1),
@@ -209,7 +198,7 @@ def test_a_correlation_id_that_two_processes_share_is_not_trusted(parser: Module
     assert places(parsed) == {"k": ("", "")}
 
 
-def test_an_external_id_that_two_processes_share_is_not_trusted_either(parser: ModuleType, trace: Write) -> None:
+def test_an_external_id_that_two_processes_share_is_not_trusted_either(parser, trace):
     """Ranks of a merged trace count both ids from the same beginning."""
     of_a_rank = [
         [
@@ -227,19 +216,19 @@ def test_an_external_id_that_two_processes_share_is_not_trusted_either(parser: M
     assert not any("graph launches" in note for note in parsed.origin.notes)
 
 
-def test_kernels_without_a_correlation_id_come_from_no_graph(parser: ModuleType, trace: Write) -> None:
+def test_kernels_without_a_correlation_id_come_from_no_graph(parser, trace):
     parsed = parser.parse(trace(kernel("a", 0, 10, 5), kernel("b", 0, 20, 5)))
     assert parsed.origin.launches == 2 and not parsed.origin.notes
 
 
-def test_the_gpu_projection_of_annotations_does_not_count_as_kernel_time(parser: ModuleType, trace: Write) -> None:
+def test_the_gpu_projection_of_annotations_does_not_count_as_kernel_time(parser, trace):
     parsed = parser.parse(
         trace(launch(1, 0), kernel("k", 1, 10, 10), event("gpu_user_annotation", "profpipe:n=1", 10, 500, pid=0, tid=7))
     )
     assert parsed.origin.total_ns == 10e3 and len(parsed.kernels) == 1
 
 
-def test_steps_of_the_profiler_are_one_range_not_one_each(parser: ModuleType, trace: Write) -> None:
+def test_steps_of_the_profiler_are_one_range_not_one_each(parser, trace):
     steps = [annotation(f"ProfilerStep#{n}", 100 * n, 90) for n in range(5)]
     launches = [launch(n + 1, 100 * n + 10) for n in range(5)]
     parsed = parser.parse(trace(*steps, *launches, *(kernel("k", n + 1, 100 * n + 20, 10) for n in range(5))))
@@ -247,8 +236,8 @@ def test_steps_of_the_profiler_are_one_range_not_one_each(parser: ModuleType, tr
     assert places(parsed) == {"k": ("", "ProfilerStep#*")}
 
 
-def test_a_note_names_steps_with_different_numbers_of_kernels(parser: ModuleType, trace: Write) -> None:
-    def notes_of(*kernels_of_steps: int) -> list[str]:
+def test_a_note_names_steps_with_different_numbers_of_kernels(parser, trace):
+    def notes_of(*kernels_of_steps):
         events, correlation = [], 0
         for step, count in enumerate(kernels_of_steps):
             events.append(annotation(f"ProfilerStep#{step}", 1000 * step, 900))
@@ -264,7 +253,7 @@ def test_a_note_names_steps_with_different_numbers_of_kernels(parser: ModuleType
     assert note.startswith("the 3 steps of the profiler launched different numbers of kernels, from 0 to 10")
 
 
-def test_capitalised_categories_of_torch_1_8_mean_the_same(parser: ModuleType, trace: Write) -> None:
+def test_capitalised_categories_of_torch_1_8_mean_the_same(parser, trace):
     parsed = parser.parse(
         trace(
             event("Operator", "ProfilerStep#1", 0, 100),
@@ -278,7 +267,7 @@ def test_capitalised_categories_of_torch_1_8_mean_the_same(parser: ModuleType, t
     assert (parsed.kernels["device"] == 0).all() and (parsed.kernels["stream"] == 7).all()
 
 
-def test_epoch_microseconds_keep_the_nanoseconds_of_durations(parser: ModuleType, trace: Write) -> None:
+def test_epoch_microseconds_keep_the_nanoseconds_of_durations(parser, trace):
     start = 1712195495519689.0
     parsed = parser.parse(
         trace(annotation("profpipe:n=1", start, 100), launch(1, start + 10), kernel("k", 1, start, 3.776))
@@ -286,7 +275,7 @@ def test_epoch_microseconds_keep_the_nanoseconds_of_durations(parser: ModuleType
     assert parsed.kernels["total_ns"].tolist() == [3776] and parsed.kernels["case"].tolist() == ["n=1"]
 
 
-def test_a_first_event_of_an_impossible_time_throws_away_no_other(parser: ModuleType, trace: Write) -> None:
+def test_a_first_event_of_an_impossible_time_throws_away_no_other(parser, trace):
     start = 1712195495519689.0
     others = [launch(1, start + 10), kernel("k", 1, start + 30, 3.776), kernel("k", 1, start + 40, 3.776)]
     parsed = parser.parse(trace(kernel("bad", 7, 0, 1), annotation("profpipe:n=1", start, 100), *others))
@@ -294,9 +283,7 @@ def test_a_first_event_of_an_impossible_time_throws_away_no_other(parser: Module
     assert "1 events with an impossible time dropped" in parsed.origin.notes
 
 
-def test_events_before_the_metadata_and_an_array_in_place_of_the_object_are_read(
-    parser: ModuleType, tmp_path: Path
-) -> None:
+def test_events_before_the_metadata_and_an_array_in_place_of_the_object_are_read(parser, tmp_path):
     events = [launch(1, 0), kernel("k", 1, 10, 10)]
     path = tmp_path / "array.json"
     path.write_text(json.dumps(events))
@@ -305,12 +292,12 @@ def test_events_before_the_metadata_and_an_array_in_place_of_the_object_are_read
     assert parser.parse(path).origin.device == "NVIDIA X"
 
 
-def test_a_name_with_half_a_surrogate_pair_can_be_written_to_a_table(parser: ModuleType, trace: Write) -> None:
+def test_a_name_with_half_a_surrogate_pair_can_be_written_to_a_table(parser, trace):
     parsed = parser.parse(trace(annotation("r\ud800", 0, 50), launch(1, 0), kernel("k\udce9", 1, 10, 10)))
     assert places(parsed) == {"k?": ("", "r?")}
 
 
-def test_a_trace_that_was_cut_while_it_was_written_is_refused_with_its_size(parser: ModuleType, tmp_path: Path) -> None:
+def test_a_trace_that_was_cut_while_it_was_written_is_refused_with_its_size(parser, tmp_path):
     text = gzip.decompress(H200.read_bytes())
     for length in (200, len(text) // 2, len(text) - 3):
         path = tmp_path / "cut.json"
@@ -320,7 +307,7 @@ def test_a_trace_that_was_cut_while_it_was_written_is_refused_with_its_size(pars
             parser.parse(path)
 
 
-def test_a_zip_that_was_cut_is_refused(parser: ModuleType, tmp_path: Path) -> None:
+def test_a_zip_that_was_cut_is_refused(parser, tmp_path):
     path = tmp_path / "cut.json.gz"
     path.write_bytes(H200.read_bytes()[:9000])
     assert parser.sniff(path)
@@ -328,13 +315,13 @@ def test_a_zip_that_was_cut_is_refused(parser: ModuleType, tmp_path: Path) -> No
         parser.parse(path)
 
 
-def test_a_trace_of_nothing_is_refused_not_summed_to_zero(parser: ModuleType, trace: Write) -> None:
+def test_a_trace_of_nothing_is_refused_not_summed_to_zero(parser, trace):
     with pytest.raises(UnreadableFile, match="without GPU events, operators or ranges"):
         parser.parse(trace(event("Trace", "PyTorch Profiler (0)", 0, 10)))
 
 
 @pytest.mark.parametrize("pid", [None, "main", 1e300, 10**30, 1.5])
-def test_a_process_and_a_thread_without_a_number_are_read(parser: ModuleType, trace: Write, pid: Any) -> None:
+def test_a_process_and_a_thread_without_a_number_are_read(parser, trace, pid):
     marked, kernel = annotation("profpipe:impl=fa2", 10, 900), event("kernel", "k", 100, 350, correlation=1)
     for wrong, attributed_ns in ({"pid": pid}, 0), ({"tid": pid}, 350_000):
         parsed = parser.parse(trace(marked | wrong, launch(1, 20), kernel))
@@ -343,7 +330,7 @@ def test_a_process_and_a_thread_without_a_number_are_read(parser: ModuleType, tr
         assert (parsed.origin.total_ns, parsed.origin.attributed_ns) == (350_000, 350_000)
 
 
-def test_the_tables_hold_the_schema(parser: ModuleType) -> None:
+def test_the_tables_hold_the_schema(parser):
     for path in (H200, CPU):
         parsed = parser.parse(path)
         for table in schema.ALL:
@@ -352,9 +339,7 @@ def test_the_tables_hold_the_schema(parser: ModuleType) -> None:
         assert (parsed.kernels["profiler"] == "torch").all() and (parsed.ranges["profiler"] == "torch").all()
 
 
-def test_single_launches_come_in_the_order_of_their_calls_with_grid_and_iteration(
-    parser: ModuleType, trace: Write
-) -> None:
+def test_single_launches_come_in_the_order_of_their_calls_with_grid_and_iteration(parser, trace):
     """The second call's kernel ran first, on another stream."""
     shape = {"grid": [32, 2, 16], "block": [128, 1, 1]}
     path = trace(
@@ -369,7 +354,7 @@ def test_single_launches_come_in_the_order_of_their_calls_with_grid_and_iteratio
     assert set(found["grid"]) == {"32x2x16"} and set(found["block"]) == {"128x1x1"}
 
 
-def test_every_kernel_of_a_real_trace_is_a_single_launch_with_its_grid(parser: ModuleType) -> None:
+def test_every_kernel_of_a_real_trace_is_a_single_launch_with_its_grid(parser):
     found = parser.launches(H200)
     assert len(found) == parser.parse(H200).origin.launches == 120
     assert found["duration_ns"].sum() == parser.parse(H200).origin.total_ns
@@ -379,7 +364,7 @@ def test_every_kernel_of_a_real_trace_is_a_single_launch_with_its_grid(parser: M
     assert sorted(found["grid"]) == grids
 
 
-def test_a_trace_whose_kernels_have_no_grids_has_no_single_launches(parser: ModuleType, trace: Write) -> None:
+def test_a_trace_whose_kernels_have_no_grids_has_no_single_launches(parser, trace):
     assert parser.launches(trace(launch(1, 10), kernel("a", 1, 20, 5))).empty
     assert parser.launches(CPU).empty
 
@@ -387,7 +372,7 @@ def test_a_trace_whose_kernels_have_no_grids_has_no_single_launches(parser: Modu
 GEMM = "volta_sgemm_64x64_nn"
 
 
-def classes(parsed: schema.Tables) -> list[tuple[str, str, int]]:
+def classes(parsed):
     frame = parsed.kernels.sort_values(["kernel", "kernel_class"])
     return list(zip(frame["kernel"], frame["kernel_class"], frame["calls"], strict=True))
 
@@ -400,9 +385,7 @@ def classes(parsed: schema.Tables) -> list[tuple[str, str, int]]:
         "aten::slow_conv2d_forward", "aten::_conv_depthwise2d",
     ],
 )  # fmt: skip
-def test_a_kernel_that_a_convolution_launched_is_one_whatever_its_name(
-    parser: ModuleType, trace: Write, operator: str
-) -> None:
+def test_a_kernel_that_a_convolution_launched_is_one_whatever_its_name(parser, trace, operator):
     path = trace(
         event("cpu_op", operator, 10, 20, **{"External id": 5}),
         event("cpu_op", "aten::mm", 40, 20, **{"External id": 6}),
@@ -416,7 +399,7 @@ def test_a_kernel_that_a_convolution_launched_is_one_whatever_its_name(
     assert classes(parser.parse(path)) == [(GEMM, "conv", 2), (GEMM, "gemm", 1)]
 
 
-def test_without_ids_a_kernel_belongs_to_the_convolution_around_its_call(parser: ModuleType, trace: Write) -> None:
+def test_without_ids_a_kernel_belongs_to_the_convolution_around_its_call(parser, trace):
     path = trace(
         event("cpu_op", "aten::conv2d", 5, 60),
         event("cpu_op", "aten::cudnn_convolution", 10, 20),
@@ -432,7 +415,7 @@ def test_without_ids_a_kernel_belongs_to_the_convolution_around_its_call(parser:
     assert classes(parser.parse(path)) == [("bias", "elementwise", 1), (GEMM, "conv", 1), (GEMM, "gemm", 1)]
 
 
-def test_other_work_inside_a_convolution_keeps_its_class(parser: ModuleType, trace: Write) -> None:
+def test_other_work_inside_a_convolution_keeps_its_class(parser, trace):
     path = trace(
         event("cpu_op", "aten::convolution_backward", 10, 50, **{"External id": 5}),
         event("cpu_op", "aten::mm", 20, 10, **{"External id": 6}),
@@ -444,7 +427,7 @@ def test_other_work_inside_a_convolution_keeps_its_class(parser: ModuleType, tra
     assert classes(parser.parse(path)) == [("Memset (Device)", "memset", 1), (GEMM, "gemm", 1)]
 
 
-def test_a_rule_of_the_user_goes_before_the_operator(tmp_path: Path, parser: ModuleType, trace: Write) -> None:
+def test_a_rule_of_the_user_goes_before_the_operator(tmp_path, parser, trace):
     path = trace(
         event("cpu_op", "aten::cudnn_convolution", 10, 20, **{"External id": 5}),
         kernel(GEMM, None, 200, 10, **{"External id": 5}),
@@ -455,7 +438,7 @@ def test_a_rule_of_the_user_goes_before_the_operator(tmp_path: Path, parser: Mod
     assert dict(zip(found["kernel"], found["kernel_class"], strict=True)) == {GEMM: "other", "winograd_like": "conv"}
 
 
-def test_convolutions_of_a_recorded_training_keep_the_sums(parser: ModuleType, shared_data: Path) -> None:
+def test_convolutions_of_a_recorded_training_keep_the_sums(parser, shared_data):
     folder = shared_data / "torch_trace" / "facebookresearch__HolisticTraceAnalysis"
     (path,) = folder.glob("rank-0*")
     kernels = parser.parse(path).kernels

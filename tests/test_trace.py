@@ -1,12 +1,9 @@
 """`profpipe trace`: queries of Perfetto's own trace processor give back the sums of the tables."""
 
-from __future__ import annotations
-
 import gzip
 import importlib.util
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,10 +33,10 @@ OF_HOST = ("range", "launch", "wait", "call")
 
 
 @pytest.fixture
-def ingested(tmp_path: Path) -> Callable[[Path], Path]:
+def ingested(tmp_path):
     """The folder of the tables of a recording, which lies in it; a zipped one is unzipped first."""
 
-    def ingest(path: Path) -> Path:
+    def ingest(path):
         is_zipped, tables = path.suffixes[-2:] == [".sqlite", ".gz"], tmp_path / "tables"
         tables.mkdir(exist_ok=True)
         copy = tables / (path.stem if is_zipped else path.name)
@@ -50,18 +47,18 @@ def ingested(tmp_path: Path) -> Callable[[Path], Path]:
     return ingest
 
 
-def traced(folder: Path, *options: str, name: str = "trace.pftrace") -> pd.DataFrame:
+def traced(folder, *options, name="trace.pftrace"):
     """The slices of a trace of the run in ``folder``."""
     assert main(["trace", str(folder), "--out", str(folder / name), *options]) == 0
     (rows,) = query(folder / name, THREADS if ".json" in name else TRACKS)
     return pd.DataFrame(rows)
 
 
-def operations(slices: pd.DataFrame) -> pd.DataFrame:
+def operations(slices):
     return slices[~slices["category"].isin([*OF_HOST, "step", "idle"])]
 
 
-def assert_sums_of_tables(slices: pd.DataFrame, folder: Path) -> None:
+def assert_sums_of_tables(slices, folder):
     kernels = store.load(folder)[0].kernels
     expected = kernels.groupby(["kernel", "kernel_class"])[["calls", "total_ns"]].sum()
     found = operations(slices).groupby(["name", "category"])["dur"].agg(["size", "sum"])
@@ -79,15 +76,13 @@ RECORDINGS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["trace.pftrace", pytest.param("trace.json", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("recording", RECORDINGS)
-def test_the_operations_of_a_trace_have_the_sums_of_the_tables(
-    recording: str, name: str, ingested: Callable[[Path], Path]
-) -> None:
+def test_the_operations_of_a_trace_have_the_sums_of_the_tables(recording, name, ingested):
     folder = ingested(RECORDINGS[recording])
     assert_sums_of_tables(traced(folder, name=name), folder)
 
 
 @pytest.mark.slow
-def test_steps_and_their_idle_time_equal_the_table(ingested: Callable[[Path], Path]) -> None:
+def test_steps_and_their_idle_time_equal_the_table(ingested):
     folder = ingested(RECORDINGS["steps"])
     slices = traced(folder)
     steps = store.load(folder)[0].steps
@@ -105,7 +100,7 @@ def test_steps_and_their_idle_time_equal_the_table(ingested: Callable[[Path], Pa
 
 
 @pytest.mark.slow
-def test_one_step_is_written_with_the_calls_that_launched_it(ingested: Callable[[Path], Path]) -> None:
+def test_one_step_is_written_with_the_calls_that_launched_it(ingested):
     folder = ingested(RECORDINGS["steps"])
     data = store.load(folder)[0]
     slices = traced(folder, "--step", "steady")
@@ -120,7 +115,7 @@ def test_one_step_is_written_with_the_calls_that_launched_it(ingested: Callable[
 
 
 @pytest.mark.slow
-def test_an_arrow_leads_from_each_launch_to_its_operation(ingested: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_an_arrow_leads_from_each_launch_to_its_operation(ingested, tmp_path):
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
     folder = ingested(RECORDINGS["ranges"])
@@ -139,7 +134,7 @@ def test_an_arrow_leads_from_each_launch_to_its_operation(ingested: Callable[[Pa
 
 
 @pytest.mark.slow
-def test_the_typical_step_is_the_same_of_all_processes(ingested: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_the_typical_step_is_the_same_of_all_processes(ingested, tmp_path):
     export = Export()
     for rank, pause in enumerate((3, 8)):
         at = 0
@@ -156,7 +151,7 @@ def test_the_typical_step_is_the_same_of_all_processes(ingested: Callable[[Path]
     assert slices.loc[slices["category"] == "step", "process"].nunique() == 2
 
 
-def test_a_case_is_written_alone(ingested: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_a_case_is_written_alone(ingested, tmp_path):
     export = Export()
     for n, case in enumerate(["impl=a", "impl=b", "impl=a"]):
         at = 1000 * n
@@ -173,7 +168,7 @@ def test_a_case_is_written_alone(ingested: Callable[[Path], Path], tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_operations_of_a_stream_that_overlap_have_two_tracks(ingested: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_operations_of_a_stream_that_overlap_have_two_tracks(ingested, tmp_path):
     export = Export()
     for n, (start, end) in enumerate([(0, 100), (50, 150), (100, 200), (160, 210)], start=1):
         export.call(start, start + 1, n)
@@ -184,7 +179,7 @@ def test_operations_of_a_stream_that_overlap_have_two_tracks(ingested: Callable[
 
 
 @pytest.mark.slow
-def test_names_from_outside_stay_text(ingested: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_names_from_outside_stay_text(ingested, tmp_path):
     names = ['</script><img src=x onerror="alert(1)">', "\x1b[31mred\x1b[0m", "名前\\\"'", "k" * 10_000]
     export = Export()
     for n, name in enumerate(names, start=1):
@@ -197,7 +192,7 @@ def test_names_from_outside_stay_text(ingested: Callable[[Path], Path], tmp_path
         assert set(slices.loc[slices["category"] == "range", "name"]) == set(names)
 
 
-def torch_trace(folder: Path, rank: int, offset_us: float) -> Path:
+def torch_trace(folder, rank, offset_us):
     events: list[dict[str, Any]] = []
     for n in range(4):
         at = offset_us + 100 * n
@@ -216,7 +211,7 @@ def torch_trace(folder: Path, rank: int, offset_us: float) -> Path:
 
 
 @pytest.mark.slow
-def test_the_traces_of_two_ranks_share_a_clock(tmp_path: Path) -> None:
+def test_the_traces_of_two_ranks_share_a_clock(tmp_path):
     from profpipe.ingest import reader
     from profpipe.results.manifest import Manifest
     from profpipe.results.manifest_entries import file_entry
@@ -224,7 +219,7 @@ def test_the_traces_of_two_ranks_share_a_clock(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     files = [torch_trace(folder, rank, 1e6 + 40 * rank) for rank in (0, 1)]
-    sources = [reader.Source(path, path.name, "run", "w", "torch", "c=1") for path in files]
+    sources = [reader.InputFile(path, path.name, "run", "w", "torch", "c=1") for path in files]
     read = [result for result in reader.ingest(sources) if isinstance(result, reader.Read)]
     entries = tuple(file_entry(result.source.name, result.parser, result.tables.origin) for result in read)
     manifest = Manifest(name="run", started="2026-11-20T05:55:00+00:00", ended="", files=entries)
@@ -235,9 +230,7 @@ def test_the_traces_of_two_ranks_share_a_clock(tmp_path: Path) -> None:
     assert firsts.diff().iloc[1] == 40_000
 
 
-def test_without_the_package_a_trace_is_json(
-    ingested: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_the_package_a_trace_is_json(ingested, monkeypatch, capsys):
     folder = ingested(RECORDINGS["torch"])
     find = importlib.util.find_spec
     monkeypatch.setattr(
@@ -253,12 +246,10 @@ def test_without_the_package_a_trace_is_json(
     assert "pip install 'profpipe[perfetto]'" in capsys.readouterr().err
 
 
-def test_errors_say_what_is_missing(
-    ingested: Callable[[Path], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_say_what_is_missing(ingested, tmp_path, capsys):
     folder = ingested(RECORDINGS["steps"])
 
-    def error(*options: str) -> str:
+    def error(*options):
         capsys.readouterr()
         assert main(["trace", str(folder), *options]) == 2
         return capsys.readouterr().err
@@ -274,9 +265,7 @@ def test_errors_say_what_is_missing(
 
 
 @pytest.mark.parametrize("is_link", [False, True])
-def test_a_recording_outside_of_the_folder_is_read_only_if_the_user_names_it(
-    ingested: Callable[[Path], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], is_link: bool
-) -> None:
+def test_a_recording_outside_of_the_folder_is_read_only_if_the_user_names_it(ingested, tmp_path, capsys, is_link):
     folder, mine = ingested(RECORDINGS["torch"]), tmp_path / "mine.json.gz"
     inside = folder / RECORDINGS["torch"].name
     inside.rename(mine)
@@ -284,22 +273,20 @@ def test_a_recording_outside_of_the_folder_is_read_only_if_the_user_names_it(
     source = inside if is_link else folder / ".." / "mine.json.gz"
     data, manifest = store.load(folder)
     files = tuple(replace(file, source=str(source)) for file in manifest.files)
-    store.save(folder, data.with_columns(source=str(source)), replace(manifest, files=files))
+    store.save(folder, data.set_columns(source=str(source)), replace(manifest, files=files))
     assert main(["trace", str(folder), "--out", str(tmp_path / "t.json")]) == 2
     assert f"is outside of {folder}. " in (error := capsys.readouterr().err) and f"{folder} {source}" in error
     assert not (tmp_path / "t.json").exists()
     assert main(["trace", str(folder), str(source), "--out", str(tmp_path / "t.json")]) == 0
 
 
-def test_a_run_without_a_recording_of_single_launches_is_refused(
-    ingested: Callable[[Path], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_without_a_recording_of_single_launches_is_refused(ingested, capsys):
     folder = ingested(DATA / "ncu-2025.3/attention_h200.raw.csv.gz")
     assert main(["trace", str(folder)]) == 2
     assert "has no recording of nsys or torch.profiler. Run with `-p nsys`" in capsys.readouterr().err
 
 
-def test_one_step_of_a_command_is_chosen_by_its_number(ingested: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_one_step_of_a_command_is_chosen_by_its_number(ingested, tmp_path):
     export = Export()
     for n in range(6):
         at = 1000 * n

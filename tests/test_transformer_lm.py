@@ -4,11 +4,8 @@ These run on a CPU, with the size made for it. Where a test needs what only a GP
 thing and says so.
 """
 
-from __future__ import annotations
-
 import json
 import math
-from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -30,13 +27,13 @@ GPT2 = {"block": "classic", "context": 1024, "vocab": 50257}
 pytestmark = [lazy.needs("torch"), pytest.mark.usefixtures("on_the_cpu")]
 
 
-def _decoder(params: dict[str, Any], device: str = "meta") -> Any:
+def _decoder(params, device="meta"):
     """The module; on the device ``meta`` without any memory."""
     with torch.device(device):
         return model.decoder(lm.parse_params(params), nullcontext)
 
 
-def _parameters(params: dict[str, Any]) -> int:
+def _parameters(params):
     return sum(parameter.numel() for parameter in _decoder(params).parameters())
 
 
@@ -47,18 +44,18 @@ def _parameters(params: dict[str, Any]) -> int:
     ("size", "count"),
     [("small", 124_439_808), ("medium", 354_823_168), ("large", 774_030_080), ("xl", 1_557_611_200)],
 )
-def test_the_classic_block_makes_the_models_of_gpt2(size: str, count: int) -> None:
+def test_the_classic_block_makes_the_models_of_gpt2(size, count):
     """The counts equal those of the published weights (gpt2, gpt2-medium, gpt2-large, gpt2-xl)."""
     assert _parameters({**GPT2, "size": size}) == count
 
 
-def test_the_modern_block_has_three_mlp_matrices_and_a_separate_output_layer() -> None:
+def test_the_modern_block_has_three_mlp_matrices_and_a_separate_output_layer():
     # 2 x 10000 x 768 + 12 x (4 x 768 x 768 + 3 x 768 x 3072 + 2 x 768) + 768
     assert _parameters({"size": "small"}) == 128_625_408
 
 
 @pytest.mark.parametrize("block", ["modern", "classic"])
-def test_the_parameters_are_counted_without_the_memory_for_them(block: str) -> None:
+def test_the_parameters_are_counted_without_the_memory_for_them(block):
     params = {**TINY, "block": block, "context": 77, "vocab": 1001}
     on_the_cpu = sum(parameter.numel() for parameter in _decoder(params, "cpu").parameters())
     assert lm.facts(params) == {"parameters": (on_the_cpu, "1")}
@@ -68,7 +65,7 @@ def test_the_parameters_are_counted_without_the_memory_for_them(block: str) -> N
 
 
 @pytest.mark.parametrize("block", ["classic", "modern"])
-def test_autocast_runs_linear_layers_in_16_bits_and_keeps_the_rest_in_32(block: str) -> None:
+def test_autocast_runs_linear_layers_in_16_bits_and_keeps_the_rest_in_32(block):
     params = {"size": "tiny", "block": block, "record_dtypes": True}
     assert {lm.facts({**params, "precision": "fp32"})[name] for name in lm.BITS} == {(32.0, "1")}
     mixed = lm.facts({**params, "precision": "bf16"})
@@ -76,7 +73,7 @@ def test_autocast_runs_linear_layers_in_16_bits_and_keeps_the_rest_in_32(block: 
     assert {name for name in lm.BITS if mixed[name] == (32.0, "1")} == set(lm.BITS) - {"linear_bits", "logits_bits"}
 
 
-def test_a_sum_in_16_bits_loses_what_one_in_32_keeps() -> None:
+def test_a_sum_in_16_bits_loses_what_one_in_32_keeps():
     accumulation = plugins.load_module(SCRIPT.with_name("accumulation.py"))
     exact, narrow, mixed = (
         accumulation.facts({"sum": total, "term": term})["total"][0]
@@ -86,20 +83,20 @@ def test_a_sum_in_16_bits_loses_what_one_in_32_keeps() -> None:
     assert accumulation.check({"sum": "fp16", "term": "fp16"})["error_rel_l1"] == pytest.approx((10 - narrow) / 10)
 
 
-def test_a_custom_size_takes_its_numbers_from_the_parameters() -> None:
+def test_a_custom_size_takes_its_numbers_from_the_parameters():
     params = {**TINY, "size": "custom", "d_model": 24, "d_ff": 40, "layers": 1, "heads": 2}
     assert lm.facts(params)["parameters"][0] == _parameters(params) == 2 * 101 * 24 + 4 * 576 + 3 * 960 + 3 * 24
     assert lm.build(params)().ndim == 0
 
 
-def test_the_numbers_that_a_custom_size_leaves_out_are_small_s() -> None:
+def test_the_numbers_that_a_custom_size_leaves_out_are_small_s():
     given = lm.parse_params({"size": "custom", "layers": 4})
     assert (given.d_model, given.d_ff, given.layers, given.heads) == (768, 3072, 4, 12)
 
 
 @pytest.mark.parametrize("block", ["modern", "classic"])
 @pytest.mark.parametrize("attention", ["plain", "sdpa"])
-def test_a_token_attends_to_itself_and_to_earlier_tokens(block: str, attention: str) -> None:
+def test_a_token_attends_to_itself_and_to_earlier_tokens(block, attention):
     made = model.Model(lm.parse_params({**TINY, "block": block, "attention": attention}), nullcontext)
     logits, loss = made.forward()
     assert logits.shape == (2, 16, 101)
@@ -111,7 +108,7 @@ def test_a_token_attends_to_itself_and_to_earlier_tokens(block: str, attention: 
 
 
 @pytest.mark.parametrize("block", ["modern", "classic"])
-def test_plain_attention_gives_what_sdpa_gives(block: str) -> None:
+def test_plain_attention_gives_what_sdpa_gives(block):
     models = [
         model.Model(lm.parse_params({**TINY, "block": block, "attention": a}), nullcontext) for a in ("plain", "sdpa")
     ]
@@ -123,7 +120,7 @@ def test_plain_attention_gives_what_sdpa_gives(block: str) -> None:
     torch.testing.assert_close(plain, sdpa, atol=1e-6, rtol=1e-4)
 
 
-def test_rope_turns_pairs_so_that_scores_depend_on_the_distance_alone() -> None:
+def test_rope_turns_pairs_so_that_scores_depend_on_the_distance_alone():
     cos, sin = model.rotation(lm.parse_params({**TINY, "context": 32})).unbind()
     query, key = torch.randn(2, 1, 16, generator=torch.Generator().manual_seed(0))
     turned = [model.rotated(x.expand(32, 16), cos, sin) for x in (query, key)]
@@ -133,14 +130,14 @@ def test_rope_turns_pairs_so_that_scores_depend_on_the_distance_alone() -> None:
     assert not torch.allclose(scores[0, 0], scores[0, 5])
 
 
-def test_rms_norm_is_the_one_of_torch() -> None:
+def test_rms_norm_is_the_one_of_torch():
     if not hasattr(torch.nn.functional, "rms_norm"):
         pytest.skip(f"torch {torch.__version__} has no rms_norm")
     x = torch.randn(3, 5, 64)
     torch.testing.assert_close(model.RMSNorm(64)(x), torch.nn.functional.rms_norm(x, (64,), eps=1e-5))
 
 
-def test_one_seed_gives_one_model_and_one_text() -> None:
+def test_one_seed_gives_one_model_and_one_text():
     first, same, other = (lm.build({**TINY, "what": "forward", "seed": seed})().item() for seed in (1, 1, 2))
     assert first == same != other
 
@@ -148,7 +145,7 @@ def test_one_seed_gives_one_model_and_one_text() -> None:
 # --- formulas --------------------------------------------------------------------------------------------------------
 
 
-def test_flops_count_each_matrix_and_the_full_square_of_plain_attention() -> None:
+def test_flops_count_each_matrix_and_the_full_square_of_plain_attention():
     # 128 tokens x (2 layers x (4 x 64 x 64 + 3 x 64 x 128) + 64 x 1000) x 2, and 2 layers x 128 x 32 keys x 64 x 4
     params = {**TINY, "batch": 4, "context": 32, "vocab": 1000, "what": "forward"}
     products, attention = 2 * 128 * (2 * (16_384 + 24_576) + 64_000), 2_097_152
@@ -161,7 +158,7 @@ def test_flops_count_each_matrix_and_the_full_square_of_plain_attention() -> Non
 
 @pytest.mark.parametrize("block", ["modern", "classic"])
 @pytest.mark.parametrize("what", ["forward", "backward", "forward_backward"])
-def test_flops_are_those_that_torch_counts(block: str, what: str) -> None:
+def test_flops_are_those_that_torch_counts(block, what):
     counting = pytest.importorskip("torch.utils.flop_counter").FlopCounterMode(display=False)
     params = {**TINY, "block": block, "what": what}
     iteration = lm.build(params)
@@ -170,7 +167,7 @@ def test_flops_are_those_that_torch_counts(block: str, what: str) -> None:
     assert counting.get_total_flops() == lm.flops(params)
 
 
-def test_the_work_of_the_ranges_of_attention_adds_up_to_its_share_of_the_flops() -> None:
+def test_the_work_of_the_ranges_of_attention_adds_up_to_its_share_of_the_flops():
     params = {**TINY, "what": "forward", "precision": "bf16"}
     work = lm.phase_work(params)
     scores, mixing = work["forward > attention scores"], work["forward > final matmul"]
@@ -181,7 +178,7 @@ def test_the_work_of_the_ranges_of_attention_adds_up_to_its_share_of_the_flops()
     assert work["forward > softmax"] == {"flops": 5 * 2 * 2048, "bytes_moved": 2 * 2 * 2 * 2048}
 
 
-def test_a_range_that_is_not_opened_has_no_work() -> None:
+def test_a_range_that_is_not_opened_has_no_work():
     assert lm.phase_work({**TINY, "attention": "sdpa"}) == lm.phase_work({**TINY, "compile": True}) == {}
 
 
@@ -199,14 +196,12 @@ _ATTENTION = ["attention scores", "softmax", "final matmul"]
         ("train_step", ["forward", "backward", "optimizer"]),
     ],
 )
-def test_passes_and_the_steps_of_attention_stand_in_nested_ranges(
-    monkeypatch: pytest.MonkeyPatch, what: str, passes: list[str]
-) -> None:
+def test_passes_and_the_steps_of_attention_stand_in_nested_ranges(monkeypatch, what, passes):
     seen: list[tuple[int, str]] = []
     depth = 0
 
     @contextmanager
-    def recording(name: str) -> Iterator[None]:
+    def recording(name):
         nonlocal depth
         seen.append((depth, name))
         depth += 1
@@ -221,7 +216,7 @@ def test_passes_and_the_steps_of_attention_stand_in_nested_ranges(
     assert seen == [(0, passes[0]), *inner, *((0, name) for name in passes[1:])]
 
 
-def test_the_ranges_are_in_a_trace_of_torch(tmp_path: Path) -> None:
+def test_the_ranges_are_in_a_trace_of_torch(tmp_path):
     iteration = lm.build({**TINY, "precision": "bf16"})
     ranges.use("torch")
     try:
@@ -243,7 +238,7 @@ def test_the_ranges_are_in_a_trace_of_torch(tmp_path: Path) -> None:
     "precision", ["fp32", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bf16", "fp16"))]
 )
 @pytest.mark.parametrize("block", ["modern", "classic"])
-def test_the_loss_falls_with_each_step(block: str, precision: str) -> None:
+def test_the_loss_falls_with_each_step(block, precision):
     step = lm.build({**TINY, "block": block, "precision": precision})
     losses = [step().item() for _ in range(6)]
     assert losses == sorted(losses, reverse=True)
@@ -251,13 +246,13 @@ def test_the_loss_falls_with_each_step(block: str, precision: str) -> None:
 
 
 @pytest.mark.parametrize("adamw", ["foreach", "fused", "loop"])
-def test_each_loop_of_adamw_makes_the_same_step(adamw: str) -> None:
+def test_each_loop_of_adamw_makes_the_same_step(adamw):
     expected, step = (lm.build({**TINY, "adamw": name}) for name in ("loop", adamw))
     for _ in range(3):
         torch.testing.assert_close(step(), expected(), atol=1e-5, rtol=1e-5)
 
 
-def test_an_iteration_keeps_no_graph_and_no_sum_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_iteration_keeps_no_graph_and_no_sum_of_gradients(monkeypatch):
     made: list[Any] = []
     make = model.Model
     monkeypatch.setattr(model, "Model", lambda *given: made.append(make(*given)) or made[-1])
@@ -273,7 +268,7 @@ def test_an_iteration_keeps_no_graph_and_no_sum_of_gradients(monkeypatch: pytest
     torch.testing.assert_close(*gradients)
 
 
-def test_a_backward_pass_alone_makes_the_same_gradients_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backward_pass_alone_makes_the_same_gradients_each_time(monkeypatch):
     made: list[Any] = []
     make = model.Model
     monkeypatch.setattr(model, "Model", lambda *given: made.append(make(*given)) or made[-1])
@@ -284,19 +279,19 @@ def test_a_backward_pass_alone_makes_the_same_gradients_each_time(monkeypatch: p
     torch.testing.assert_close(one, other)
 
 
-def test_a_compiled_backward_pass_is_not_run_alone() -> None:
+def test_a_compiled_backward_pass_is_not_run_alone():
     assert lm.available({**TINY, "what": "backward", "compile": True}).startswith("what: backward keeps its graph")
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("bf16", "bfloat16"), ("fp16", "float16")])
-def test_products_are_in_the_precision_and_weights_in_fp32(precision: str, dtype: str) -> None:
+def test_products_are_in_the_precision_and_weights_in_fp32(precision, dtype):
     made = model.Model(lm.parse_params({**TINY, "precision": precision}), nullcontext)
     logits, _ = made.forward()
     assert logits.dtype == getattr(torch, dtype)
     assert {parameter.dtype for parameter in made.layers.parameters()} == {torch.float32}
 
 
-def test_fp16_steps_are_scaled_and_none_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp16_steps_are_scaled_and_none_is_skipped(monkeypatch):
     scalers: list[Any] = []
     scaler = torch.amp.GradScaler
     monkeypatch.setattr(torch.amp, "GradScaler", lambda *a, **k: scalers.append(scaler(*a, **k)) or scalers[-1])
@@ -312,13 +307,13 @@ def test_fp16_steps_are_scaled_and_none_is_skipped(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("block", ["modern", "classic"])
-def test_the_fewer_bits_the_further_from_fp64(block: str) -> None:
+def test_the_fewer_bits_the_further_from_fp64(block):
     fp32, fp16, bf16 = (lm.check({**TINY, "block": block, "precision": p}) for p in ("fp32", "fp16", "bf16"))
     assert 0 < fp32["error_mean"] <= fp32["error_max"] < 1e-5 < fp16["error_max"] < bf16["error_max"] < 0.1
 
 
 @pytest.mark.parametrize("attention", ["plain", "sdpa"])
-def test_attention_that_is_wrong_is_far_from_the_reference(monkeypatch: pytest.MonkeyPatch, attention: str) -> None:
+def test_attention_that_is_wrong_is_far_from_the_reference(monkeypatch, attention):
     """The reference computes it by its formula, not by the call that it is to check."""
     sound = lm.check({**TINY, "attention": attention})
     assert sound["error_rel_l1"] < 1e-5 and sound["cosine"] > 0.99999
@@ -327,20 +322,20 @@ def test_attention_that_is_wrong_is_far_from_the_reference(monkeypatch: pytest.M
     assert (wrong["error_rel_l1"] > 0.01) == (attention == "sdpa")
 
 
-def test_only_the_first_tokens_are_compared_for_any_context_length(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_tokens_are_compared_for_any_context_length(monkeypatch):
     monkeypatch.setattr(lm, "_CHECKED_TOKENS", 5)
     assert 0 < lm.check(TINY)["error_max"] < 1e-5
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
-def test_a_nan_or_an_infinity_makes_the_error_infinite(monkeypatch: pytest.MonkeyPatch, wrong: float) -> None:
+def test_a_nan_or_an_infinity_makes_the_error_infinite(monkeypatch, wrong):
     """In the logits themselves, where no norm makes a NaN of an infinity; the reference, in fp64, has neither."""
     decoder = model.decoder
 
-    def spoil(module: Any, given: Any, out: Any) -> Any:
+    def spoil(module, given, out):
         return out if out.dtype == torch.float64 else out.index_fill(-1, torch.tensor([0]), wrong)
 
-    def broken(s: Any, phase: Any) -> Any:
+    def broken(s, phase):
         layers = decoder(s, phase)
         layers[-1].register_forward_hook(spoil)
         return layers
@@ -355,14 +350,12 @@ def test_a_nan_or_an_infinity_makes_the_error_infinite(monkeypatch: pytest.Monke
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", ["plain", "sdpa"])
 @pytest.mark.parametrize("block", ["modern", pytest.param("classic", marks=pytest.mark.exhaustive)])
-def test_the_model_is_one_graph_without_ranges_inside(
-    monkeypatch: pytest.MonkeyPatch, block: str, attention: str
-) -> None:
+def test_the_model_is_one_graph_without_ranges_inside(monkeypatch, block, attention):
     """Captured by dynamo and run without a compiler."""
     compiled, seen = torch.compile, []
 
     @contextmanager
-    def recording(name: str) -> Iterator[None]:
+    def recording(name):
         seen.append(name)
         yield
 
@@ -375,11 +368,11 @@ def test_the_model_is_one_graph_without_ranges_inside(
 
 
 @pytest.mark.slow
-def test_more_cases_than_torch_recompiles_are_each_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_cases_than_torch_recompiles_are_each_compiled(monkeypatch):
     graphs: list[Any] = []
     compiled = torch.compile
 
-    def count(graph: Any, inputs: Any) -> Any:
+    def count(graph, inputs):
         graphs.append(graph)
         return graph.forward
 
@@ -391,7 +384,7 @@ def test_more_cases_than_torch_recompiles_are_each_compiled(monkeypatch: pytest.
 
 
 @pytest.mark.exhaustive
-def test_compiled_code_gives_the_loss_of_the_eager_model() -> None:
+def test_compiled_code_gives_the_loss_of_the_eager_model():
     params = {**TINY, "size": "custom", "d_model": 32, "d_ff": 64, "layers": 1, "heads": 2, "what": "forward"}
     if reason := lm.available({**params, "compile": True}):
         pytest.skip(reason)

@@ -1,7 +1,5 @@
 """`resume` starts what a run names. Without a question it resumes only runs that this user made on this machine."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

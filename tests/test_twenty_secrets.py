@@ -3,8 +3,6 @@
 Files that only their owner may read and that ``private_files`` lists may hold them.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -4,13 +4,10 @@ These run on a CPU. The packages that need a GPU have stand-ins here: functions 
 the same attention on a CPU, so that the layouts, the arguments and the ways back are what is tested.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -45,7 +42,7 @@ pytestmark = [lazy.needs("torch"), pytest.mark.usefixtures("on_the_cpu")]
         (" 64, 2 x 32 ,1", (64, 32, 32, 1)),
     ],
 )
-def test_a_group_is_written_as_lengths_and_counts_of_lengths(seqlens: str | int, lengths: tuple[int, ...]) -> None:
+def test_a_group_is_written_as_lengths_and_counts_of_lengths(seqlens, lengths):
     group = varlen.parse_params({"seqlens": seqlens})
     assert group.lengths == lengths
     assert varlen.facts({"seqlens": seqlens}) == {"tokens": (sum(lengths), "1"), "sequences": (len(lengths), "1")}
@@ -53,21 +50,21 @@ def test_a_group_is_written_as_lengths_and_counts_of_lengths(seqlens: str | int,
     assert group.offsets().tolist() == [sum(lengths[:count]) for count in range(len(lengths) + 1)]
 
 
-def test_as_many_key_and_value_heads_as_query_heads_are_written_zero() -> None:
+def test_as_many_key_and_value_heads_as_query_heads_are_written_zero():
     assert varlen.parse_params({"qheads": 6, "kvheads": 0}).kvheads == 6
 
 
 # --- formulas --------------------------------------------------------------------------------------------------------
 
 
-def _visible(seqlens: Sequence[int], causal: bool) -> Any:
+def _visible(seqlens, causal):
     """The mask of the packed group, which none of the implementations builds."""
     owner = torch.repeat_interleave(torch.arange(len(seqlens)), torch.tensor(seqlens))
     seen = owner[:, None] == owner
     return seen.tril() if causal else seen
 
 
-def test_flops_are_those_of_the_pairs_that_see_each_other() -> None:
+def test_flops_are_those_of_the_pairs_that_see_each_other():
     pairs = int(_visible((7, 5, 5, 5, 1), causal=False).sum())
     assert varlen.flops(SMALL) == 4 * 4 * 8 * pairs == 4 * 4 * 8 * (49 + 75 + 1)
     assert varlen.flops({**SMALL, "kvheads": 4}) == varlen.flops(SMALL)
@@ -75,20 +72,20 @@ def test_flops_are_those_of_the_pairs_that_see_each_other() -> None:
     assert varlen.flops({**SMALL, "mode": "fwd_bwd"}) == 3.5 * varlen.flops(SMALL)
 
 
-def test_a_causal_mask_halves_the_pairs_up_to_half_a_key_a_query() -> None:
+def test_a_causal_mask_halves_the_pairs_up_to_half_a_key_a_query():
     counted = varlen.flops({**SMALL, "causal": True})
     pairs = int(_visible((7, 5, 5, 5, 1), causal=True).sum())
     assert counted == varlen.flops(SMALL) / 2
     assert counted == 4 * 4 * 8 * (pairs - 23 / 2)
 
 
-def test_a_group_has_a_fraction_of_the_flops_of_one_sequence_as_long() -> None:
+def test_a_group_has_a_fraction_of_the_flops_of_one_sequence_as_long():
     assert varlen.flops({"seqlens": 1024}) == 8 * varlen.flops({"seqlens": "8x128"})
     assert varlen.bytes_moved({"seqlens": 1024}) == varlen.bytes_moved({"seqlens": "8x128"})
 
 
 @pytest.mark.parametrize("mode", ["fwd", "bwd", "fwd_bwd"])
-def test_bytes_are_those_of_the_tensors_each_once(mode: str) -> None:
+def test_bytes_are_those_of_the_tensors_each_once(mode):
     group = varlen.parse_params({**SMALL, "mode": mode, "dtype": "bf16"})
     q, k, v, *upstream = (tensor.numel() * tensor.element_size() for tensor in implementations.inputs(group))
     log_sum_exp = 4 * 23 * 4 * len(upstream)
@@ -101,7 +98,7 @@ def test_bytes_are_those_of_the_tensors_each_once(mode: str) -> None:
 # --- results ---------------------------------------------------------------------------------------------------------
 
 
-def _expected(group: Any) -> dict[str, Any]:
+def _expected(group):
     """Attention over the whole group in fp64 under one mask, with every key/value head repeated, by autograd."""
     q, k, v, *upstream = (tensor.double().requires_grad_() for tensor in implementations.inputs(group))
     keys, values = (tensor.repeat_interleave(group.group_size, 1).transpose(0, 1) for tensor in (k, v))
@@ -112,7 +109,7 @@ def _expected(group: Any) -> dict[str, Any]:
     return dict(zip(RESULTS, (out.detach(), *gradients), strict=False))
 
 
-def _agrees(params: dict[str, Any]) -> None:
+def _agrees(params):
     """Output and gradients equal those of the mask over the whole group, and ``check`` confirms it."""
     assert varlen.available(params) is None
     group = varlen.parse_params(params)
@@ -129,20 +126,18 @@ def _agrees(params: dict[str, Any]) -> None:
 @pytest.mark.parametrize("mode", ["fwd", "bwd", "fwd_bwd"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kvheads", [4, 2, 1])
-def test_the_loop_over_sequences_equals_a_mask_over_the_group(mode: str, causal: bool, kvheads: int) -> None:
+def test_the_loop_over_sequences_equals_a_mask_over_the_group(mode, causal, kvheads):
     _agrees({**SMALL, "mode": mode, "causal": causal, "kvheads": kvheads})
 
 
 @pytest.mark.parametrize("mode", ["fwd", "bwd", "fwd_bwd"])
-def test_nested_tensors_equal_a_mask_over_the_group(mode: str) -> None:
+def test_nested_tensors_equal_a_mask_over_the_group(mode):
     _agrees({**SMALL, "impl": "sdpa_nested", "kvheads": 4, "mode": mode})
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kvheads", [4, 2])
-def test_flex_attention_with_a_document_mask_equals_a_mask_over_the_group(
-    monkeypatch: pytest.MonkeyPatch, causal: bool, kvheads: int
-) -> None:
+def test_flex_attention_with_a_document_mask_equals_a_mask_over_the_group(monkeypatch, causal, kvheads):
     """It is not compiled, which needs a GPU. On a CPU torch has no backward pass for it."""
     module = pytest.importorskip("torch.nn.attention.flex_attention")
     flex = implementations.implementations
@@ -154,15 +149,15 @@ def test_flex_attention_with_a_document_mask_equals_a_mask_over_the_group(
     _agrees({**SMALL, "impl": "flex", "kvheads": kvheads, "causal": causal})
 
 
-def _let_run(monkeypatch: pytest.MonkeyPatch, impl: str) -> None:
+def _let_run(monkeypatch, impl):
     """Lets a row of the table run on the CPU."""
     row = implementations.IMPLEMENTATIONS[impl]
     row = replace(row, on_cpu=True, dtypes=("fp32",), distribution="")
     monkeypatch.setattr(implementations, "IMPLEMENTATIONS", {**implementations.IMPLEMENTATIONS, impl: row})
 
 
-def test_a_result_of_the_wrong_sequence_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def reversed_group(group: Any) -> Any:
+def test_a_result_of_the_wrong_sequence_is_an_error(monkeypatch):
+    def reversed_group(group):
         return lambda q, k, v: (v.flip(0),)
 
     row = replace(implementations.IMPLEMENTATIONS["sdpa_loop"], prepare=reversed_group, layout=implementations.packed)
@@ -172,7 +167,7 @@ def test_a_result_of_the_wrong_sequence_is_an_error(monkeypatch: pytest.MonkeyPa
     assert errors["cosine"] < 0.9
 
 
-def test_one_seed_gives_every_implementation_the_same_numbers() -> None:
+def test_one_seed_gives_every_implementation_the_same_numbers():
     equal = {**SMALL, "kvheads": 4}
     loop, nested = (
         implementations.produced(varlen.parse_params({**equal, "impl": f"sdpa_{name}"})) for name in ("loop", "nested")
@@ -185,7 +180,7 @@ def test_one_seed_gives_every_implementation_the_same_numbers() -> None:
 @pytest.mark.parametrize(
     ("mode", "expected"), [("fwd", ["forward"]), ("bwd", ["backward"]), ("fwd_bwd", ["forward", "backward"])]
 )
-def test_passes_stand_in_ranges(opened: Callable[[Any], list[str]], mode: str, expected: list[str]) -> None:
+def test_passes_stand_in_ranges(opened, mode, expected):
     seen = opened(varlen)
     iteration = varlen.build({**SMALL, "mode": mode})
     assert seen == []
@@ -198,7 +193,7 @@ def test_passes_stand_in_ranges(opened: Callable[[Any], list[str]], mode: str, e
 # --- packages that need a GPU, by stand-ins --------------------------------------------------------------------------
 
 
-def _by_mask(q: Any, k: Any, v: Any, lengths: Sequence[int], causal: bool) -> Any:
+def _by_mask(q, k, v, lengths, causal):
     """Compute the result of the kernels on packed tensors."""
     assert all(tensor.stride(-1) == 1 for tensor in (q, k, v))
     q, k, v = (tensor.transpose(0, 1)[None] for tensor in (q, k, v))
@@ -208,14 +203,14 @@ def _by_mask(q: Any, k: Any, v: Any, lengths: Sequence[int], causal: bool) -> An
     return attended[0].transpose(0, 1)
 
 
-def _by_offsets(q: Any, k: Any, v: Any, offsets: Any, longest: int, causal: bool) -> Any:
+def _by_offsets(q, k, v, offsets, longest, causal):
     assert offsets.dtype == torch.int32
     lengths = offsets.diff().tolist()
     assert longest == max(lengths)
     return _by_mask(q, k, v, lengths, causal)
 
 
-def _flash_attn() -> ModuleType:
+def _flash_attn():
     """flash_attn 2.8.3: the signatures of its functions up to ``causal``."""
 
     def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False):
@@ -248,7 +243,7 @@ def _flash_attn() -> ModuleType:
     return _module("flash_attn", *(value for name, value in locals().items() if name.startswith("flash_attn")))
 
 
-def _flash_attn_interface(with_lse: bool) -> ModuleType:
+def _flash_attn_interface(with_lse):
     """FlashAttention 3 of flash-attention 2.8.3; earlier ones returned the log-sum-exp with the output."""
 
     def flash_attn_func(q, k, v, softmax_scale=None, causal=False):
@@ -268,7 +263,7 @@ def _flash_attn_interface(with_lse: bool) -> ModuleType:
     return _module("flash_attn_interface", flash_attn_func, flash_attn_varlen_func)
 
 
-def _flash_attn_cute() -> ModuleType:
+def _flash_attn_cute():
     """FlashAttention 4.0.0 beta 27; betas up to 8 had no ``qv``."""
 
     def flash_attn_func(q, k, v, qv=None, gather_kv_indices=None, softmax_scale=None, causal=False):
@@ -286,7 +281,7 @@ def _flash_attn_cute() -> ModuleType:
     return _module("flash_attn.cute", flash_attn_func, flash_attn_varlen_func)
 
 
-def _torch_varlen(version: str) -> ModuleType:
+def _torch_varlen(version):
     """torch.nn.attention.varlen of torch 2.10, 2.11 and 2.13."""
 
     def of_2_10(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False, return_aux=None):
@@ -335,17 +330,17 @@ def _memory_efficient_attention(query, key, value, attn_bias=None, p=0.0, scale=
     return _by_mask(*tensors, attn_bias.lengths, attn_bias.causal).reshape(shape)
 
 
-def _module(name: str, *members: Any) -> ModuleType:
+def _module(name, *members):
     module = ModuleType(name)
     vars(module).update({member.__name__: member for member in members})
     return module
 
 
 @pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch) -> Any:
+def install(monkeypatch):
     """Puts a stand-in where the package would be imported from, and lets its row of the table run on the CPU."""
 
-    def installed(impl: str, *modules: ModuleType) -> None:
+    def installed(impl, *modules):
         for module in modules:
             module.__spec__ = ModuleSpec(module.__name__, None)
             monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -369,9 +364,7 @@ _KINDS = pytest.mark.parametrize(("causal", "mode"), [(False, "fwd"), (True, "fw
         ("varlen_qkvpacked", "7,3x5,1", 4),
     ],
 )
-def test_each_form_of_flash_attn_is_given_what_it_takes(
-    install: Any, api: str, seqlens: str, kvheads: int, causal: bool, mode: str
-) -> None:
+def test_each_form_of_flash_attn_is_given_what_it_takes(install, api, seqlens, kvheads, causal, mode):
     install("fa2", _flash_attn())
     group = {"api": api, "seqlens": seqlens, "kvheads": kvheads, "causal": causal, "mode": mode}
     _agrees({**SMALL, "impl": "fa2", **group})
@@ -380,18 +373,14 @@ def test_each_form_of_flash_attn_is_given_what_it_takes(
 @_KINDS
 @pytest.mark.parametrize("with_lse", [False, True])
 @pytest.mark.parametrize(("api", "seqlens"), [("func", "3x5"), ("varlen", "7,3x5,1")])
-def test_flash_attention_3_is_given_what_it_takes(
-    install: Any, api: str, seqlens: str, with_lse: bool, causal: bool, mode: str
-) -> None:
+def test_flash_attention_3_is_given_what_it_takes(install, api, seqlens, with_lse, causal, mode):
     install("fa3", _flash_attn_interface(with_lse))
     _agrees({**SMALL, "impl": "fa3", "api": api, "seqlens": seqlens, "causal": causal, "mode": mode})
 
 
 @_KINDS
 @pytest.mark.parametrize(("api", "seqlens"), [("func", "3x5"), ("varlen", "7,3x5,1")])
-def test_flash_attention_4_is_given_what_it_takes(
-    install: Any, api: str, seqlens: str, causal: bool, mode: str
-) -> None:
+def test_flash_attention_4_is_given_what_it_takes(install, api, seqlens, causal, mode):
     install("fa4", _module("flash_attn"), _flash_attn_cute())
     _agrees({**SMALL, "impl": "fa4", "api": api, "seqlens": seqlens, "causal": causal, "mode": mode})
 
@@ -399,16 +388,14 @@ def test_flash_attention_4_is_given_what_it_takes(
 @_KINDS
 @pytest.mark.parametrize("version", ["2.10", "2.11", "2.13"])
 @pytest.mark.parametrize("kvheads", [4, 2])
-def test_torchs_varlen_attention_is_given_what_its_release_takes(
-    install: Any, version: str, kvheads: int, causal: bool, mode: str
-) -> None:
+def test_torchs_varlen_attention_is_given_what_its_release_takes(install, version, kvheads, causal, mode):
     install("torch_varlen", _torch_varlen(version))
     _agrees({**SMALL, "impl": "torch_varlen", "kvheads": kvheads, "causal": causal, "mode": mode})
 
 
 @_KINDS
 @pytest.mark.parametrize("kvheads", [4, 2, 1])
-def test_xformers_is_given_grouped_heads_as_views(install: Any, kvheads: int, causal: bool, mode: str) -> None:
+def test_xformers_is_given_grouped_heads_as_views(install, kvheads, causal, mode):
     ops = _module("xformers.ops", _memory_efficient_attention)
     vars(ops)["memory_efficient_attention"] = _memory_efficient_attention
     bias = _module("xformers.ops.fmha.attn_bias")
@@ -417,7 +404,7 @@ def test_xformers_is_given_grouped_heads_as_views(install: Any, kvheads: int, ca
     _agrees({**SMALL, "impl": "xformers", "kvheads": kvheads, "causal": causal, "mode": mode})
 
 
-def test_the_stand_in_for_torch_has_the_signature_of_this_torch() -> None:
+def test_the_stand_in_for_torch_has_the_signature_of_this_torch():
     real = pytest.importorskip("torch.nn.attention.varlen").varlen_attn
     names = list(inspect.signature(real).parameters)
     assert names[:7] == list(inspect.signature(_torch_varlen("2.10").varlen_attn).parameters)[:7]
@@ -436,7 +423,7 @@ def test_the_stand_in_for_torch_has_the_signature_of_this_torch() -> None:
         ("varlen_qkvpacked", [(15, 3, 4, 8)]),
     ],
 )
-def test_tensors_are_contiguous_in_the_shapes_of_the_form(api: str, shapes: list[tuple[int, ...]]) -> None:
+def test_tensors_are_contiguous_in_the_shapes_of_the_form(api, shapes):
     group = varlen.parse_params(
         {**SMALL, "impl": "fa2", "api": api, "seqlens": "3x5", "kvheads": 4 if "qkv" in api else 2}
     )
@@ -453,13 +440,13 @@ def test_tensors_are_contiguous_in_the_shapes_of_the_form(api: str, shapes: list
 
 
 @pytest.mark.parametrize("impl", ["fa2", "fa3", "fa4", "xformers", "torch_varlen", "flex"])
-def test_implementations_name_the_gpu_they_need_and_what_runs_without(impl: str) -> None:
+def test_implementations_name_the_gpu_they_need_and_what_runs_without(impl):
     reason = varlen.available({"impl": impl})
     assert reason.startswith(f"{impl} needs a GPU")
     assert "sdpa_nested or sdpa_loop" in reason
 
 
-def test_a_package_that_is_missing_is_named_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_missing_is_named_with_its_installation(monkeypatch):
     """The device alone is pretended: no kernel runs behind it."""
     monkeypatch.setattr(varlen.attention_config, "device", lambda: "cuda")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
@@ -471,10 +458,10 @@ def test_a_package_that_is_missing_is_named_with_its_installation(monkeypatch: p
     assert varlen.available({"impl": "fa3"}).startswith("fa3 needs sm_90 or later; this GPU is sm_80.")
 
 
-def test_what_the_implementation_says_to_short_sequences_becomes_the_reason(install: Any) -> None:
+def test_what_the_implementation_says_to_short_sequences_becomes_the_reason(install):
     seen: list[Any] = []
 
-    def flash_attn_func(q: Any, k: Any, v: Any, causal: bool = False) -> Any:
+    def flash_attn_func(q, k, v, causal=False):
         seen.append(tuple(q.shape))
         raise RuntimeError("This flash attention build does not support\n headdim 96.")
 
@@ -484,12 +471,12 @@ def test_what_the_implementation_says_to_short_sequences_becomes_the_reason(inst
     assert reason.startswith("fa2 rejects this case: This flash attention build does not support headdim 96. Change")
 
 
-def test_a_causal_group_of_nested_tensors_is_refused_on_a_cpu_and_not_an_error() -> None:
+def test_a_causal_group_of_nested_tensors_is_refused_on_a_cpu_and_not_an_error():
     reason = varlen.available({**SMALL, "impl": "sdpa_nested", "kvheads": 4, "causal": True})
     assert reason.startswith("sdpa_nested rejects this case: No viable backend")
 
 
-def test_kernels_are_expected_on_a_gpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_expected_on_a_gpu_only(monkeypatch):
     assert varlen.expects({"impl": "fa2"}) == ""
     monkeypatch.setattr(varlen.attention_config, "device", lambda: "cuda")
     monkeypatch.setattr(torch.version, "hip", None)

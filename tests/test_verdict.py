@@ -1,7 +1,5 @@
 """The exact signed-rank test, and the verdicts on pairs of processes."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import math
@@ -296,14 +294,14 @@ def test_the_benchmark_prints_its_tables():
 
 
 @pytest.mark.parametrize("difference", [0.65, -2.0])
-def test_pairs_scatter_by_their_spread_and_never_by_their_difference(difference: float) -> None:
+def test_pairs_scatter_by_their_spread_and_never_by_their_difference(difference):
     assert verdict.scatters([difference + value for value in (-0.3, 0.1, 0.2, -0.1)])
     assert not verdict.scatters([difference + value for value in (-0.01, 0.0, 0.01, 0.02)])
     assert verdict.scatters([difference + value for value in (-0.01, 0.0, 0.01, 0.02)], percent=1)
 
 
 @pytest.mark.parametrize("sizes", [(0.3, 0.1, 0.2, 0.05), (0.01, 0.02, 0.03, 0.02)])
-def test_the_order_of_the_sides_never_changes_whether_pairs_scatter(sizes: tuple[float, ...]) -> None:
+def test_the_order_of_the_sides_never_changes_whether_pairs_scatter(sizes):
     signed = (
         [size * sign for size, sign in zip(sizes, signs, strict=True)] for signs in itertools.product((1, -1), repeat=4)
     )
@@ -311,7 +309,7 @@ def test_the_order_of_the_sides_never_changes_whether_pairs_scatter(sizes: tuple
 
 
 @pytest.mark.parametrize(("spread", "later"), [(0.03, 0.01), (0.05, 0.03), (0.4, 0.4)])
-def test_to_choose_longer_pairs_by_the_first_ones_gives_no_more_false_verdicts(spread: float, later: float) -> None:
+def test_to_choose_longer_pairs_by_the_first_ones_gives_no_more_false_verdicts(spread, later):
     generator, false = random.Random(3), 0
     for _ in range(2000):
         first = [generator.gauss(0, spread) for _ in range(4)]
@@ -322,7 +320,7 @@ def test_to_choose_longer_pairs_by_the_first_ones_gives_no_more_false_verdicts(s
     assert false / 2000 <= 2 / 2**8 + 3 * math.sqrt(2 / 2**8 / 2000)
 
 
-def test_what_a_machine_resolves_is_half_the_interval_or_the_floor() -> None:
+def test_what_a_machine_resolves_is_half_the_interval_or_the_floor():
     noisy = verdict.judge([-0.3, 0.2, 0.1, -0.1, 0.3, -0.2, 0.05, 0.0])
     assert noisy.resolution == pytest.approx(math.expm1(0.3), rel=0.2)
     assert verdict.judge([0.0001 * value for value in range(8)]).resolution == verdict.LEAST_FLOOR

@@ -3,9 +3,7 @@
 Each study is the least that shows one thing.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from report_study import ADD, ATTENTION, analyze, case_row, check_studies, kernel_row, metric_row, recorded, tables
@@ -22,34 +20,34 @@ FA2 = {"kernel_class": "attention", "kernel_family": "fa2"}
 Study = tuple[str, Tables, dict[str, Any], tuple[Callable[[Findings, Manifest], Section], ...]]
 
 
-def failed(findings: Findings, run: Manifest) -> Section:
+def failed(findings, run):
     return warnings.failures(findings)
 
 
-def skipped(findings: Findings, run: Manifest) -> Section:
+def skipped(findings, run):
     return warnings.skipped(findings)
 
 
-def classified(findings: Findings, run: Manifest) -> Section:
+def classified(findings, run):
     return kernels.classification(findings)
 
 
-def machine(findings: Findings, run: Manifest) -> Section:
+def machine(findings, run):
     return environment.environment(run)
 
 
-def commands(findings: Findings, run: Manifest) -> Section:
+def commands(findings, run):
     return environment.commands(run)
 
 
 WARNED = (warnings.warnings,)
 
 
-def times(**ns: float) -> list[dict[str, Any]]:
+def times(**ns):
     return [metric_row(f"impl={impl}", "time", value) for impl, value in ns.items()]
 
 
-def of_kernels() -> Iterator[Study]:
+def of_kernels():
     both = (warnings.warnings, classified)
     family = {"expects": {"w": {"impl=b": "cudnn|ck"}}}
     yield ("A case ran another kernel than it requested",
@@ -78,11 +76,11 @@ def of_kernels() -> Iterator[Study]:
     yield "A case ran without a recorded kernel", tables(ran, [kernel_row("impl=a", ATTENTION, 1, 5.0)]), {}, WARNED
 
 
-def sweep(*impls: str) -> list[str]:
+def sweep(*impls):
     return [f"impl={i},mode={m},seqlen={n}" for i in impls for m in ("fwd", "fwd_bwd") for n in (512, 2048)]
 
 
-def without_a_result() -> Iterator[Study]:
+def without_a_result():
     ends = [case_row("impl=a"), case_row("impl=b", status="oom"), case_row("impl=c", status="oom"),
             case_row("impl=d", status="crashed", reason="killed by SIGABRT")]  # fmt: skip
     yield "Failures are counted by outcome", tables(ends), {}, WARNED
@@ -125,7 +123,7 @@ def without_a_result() -> Iterator[Study]:
     yield "Single cases are named by their shape", tables(rows), {}, (skipped,)
 
 
-def of_files() -> Iterator[Study]:
+def of_files():
     run: dict[str, Any] = {
         "refused": [{"source": "a.sqlite", "what": "is empty", "remedy": "Record it again"}],
         "files": [
@@ -158,7 +156,7 @@ def of_files() -> Iterator[Study]:
     private = {"private_files": ["raw/capture.nsys-rep"]}
     yield "So it does where the run lists its private files", tables(), private, (environment.files,)
 
-    def job(case: str, source: str, profiler: str = "plain") -> dict[str, Any]:
+    def job(case, source, profiler="plain"):
         return {"workload": "b", "profiler": profiler, "cases": [case], "reused_from": source}
 
     some = [job("n=1", "r1"), job("n=2", ""), job("n=3", "r1"), job("n=4", "r0")]
@@ -166,7 +164,7 @@ def of_files() -> Iterator[Study]:
     yield "Cases of an earlier run are named with the run", tables(), run, (environment.files,)
 
 
-def of_the_machine() -> Iterator[Study]:
+def of_the_machine():
     rate = {"flops": {"fp16": 711.44e12, "fp64": 0}, "bytes_per_s": 4248.6e9, "source": "measured"}
     run = {"machine": {"peaks": {"source": "unknown"}, "ceilings": rate}}
     yield "Rates stand with their source", tables(), run, (machine,)
@@ -185,7 +183,7 @@ def of_the_machine() -> Iterator[Study]:
 STUDIES = (of_kernels, without_a_result, of_files, of_the_machine)
 
 
-def test_warnings_and_the_sections_of_a_run_read_as_in_the_golden_file(regenerate: bool) -> None:
+def test_warnings_and_the_sections_of_a_run_read_as_in_the_golden_file(regenerate):
     studies = []
     for name, data, run, sections in (study for group in STUDIES for study in group()):
         findings, record = analyze(data, run), Manifest.parse(run)

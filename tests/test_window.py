@@ -4,16 +4,14 @@ No GPU is needed: the programs hold a stand-in for the CUDA runtime, and for AMD
 call and the step in which it was made.
 """
 
-from __future__ import annotations
-
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import hooked
 import pytest
+from jobs import change, make_job
 
-from profpipe.job import Case, Job, Tool
+from profpipe.job import Case, Tool
 from profpipe.profilers import rocprof
 
 CALLS = "calls.txt"
@@ -131,17 +129,15 @@ OPTIONS = (rocprof.PERIOD, rocprof.REGIONS)
 def rocprof_commands(options, **settings):
     steps = {"warmup": 5, "measure": 20, "stop": False, "range": None, "forward": False}
     tool = Tool("rocprof", "1.0", "/opt/rocprofv3", "rocprofv3", options)
-    job = Job("w", "rocprof", (Case("default", {}),), Path("/job"), tool, "python", Path("/"))
-    return rocprof.commands(
-        replace(job, command=("python", "t.py"), options={"hook": True, "steps": steps, **settings})
-    )
+    job = make_job("w", "rocprof", (Case("default", {}),), Path("/job"), tool, "python", Path("/"))
+    return rocprof.commands(change(job, command=("python", "t.py"), options={"hook": True, "steps": steps, **settings}))
 
 
 def test_rocprofv3_waits_for_the_first_step_and_records_all_where_none_begins():
     (chosen,) = rocprof_commands(OPTIONS)
     assert "--selected-regions" in chosen.argv and chosen.env == {"PROFPIPE_RECORD": "regions"}
-    assert chosen.otherwise is not None and "--selected-regions" not in chosen.otherwise.argv
-    assert chosen.otherwise.env == {"PROFPIPE_RECORD": "whole"}
+    assert chosen.fallback is not None and "--selected-regions" not in chosen.fallback.argv
+    assert chosen.fallback.env == {"PROFPIPE_RECORD": "whole"}
 
 
 @pytest.mark.parametrize(
@@ -149,7 +145,7 @@ def test_rocprofv3_waits_for_the_first_step_and_records_all_where_none_begins():
 )
 def test_rocprofv3_records_the_whole_process_otherwise(options, settings):
     (command,) = rocprof_commands(options, **settings)
-    assert "--selected-regions" not in command.argv and command.otherwise is None
+    assert "--selected-regions" not in command.argv and command.fallback is None
 
 
 def test_rocprofv3_records_a_span_of_time_and_the_runner_ends_the_program():

@@ -1,7 +1,5 @@
 """Which case wins a shape, and which flags make that inconclusive. Numbers are made up."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -10,14 +8,12 @@ from program import profpipe
 from report_study import analyze, case_row, kernel_row, metric_row, tables
 
 from profpipe.analysis.case_results import judge_win
-from profpipe.analysis.findings import CaseResult, Doubt, DoubtCause, Nodes, NodeSpread, Win
+from profpipe.analysis.findings import Doubt, DoubtCause, Nodes, NodeSpread
 
 Rows = list[dict[str, Any]]
 
 
-def case(
-    impl: str, ns: float, ci: float | None = 1.0, flags: str = "", rank: dict[str, float] | None = None, **more: float
-) -> tuple[Rows, Rows]:
+def case(impl, ns, ci=1.0, flags="", rank=None, **more):
     """Return the rows of a case of ``ns``, whose interval is ``ci`` either way, with more metrics, also of rank 1."""
     id, interval = f"impl={impl}", {} if ci is None else {"ci_low": ns - ci, "ci_high": ns + ci}
     own = [metric_row(id, "time", ns, **interval), *(metric_row(id, name, value) for name, value in more.items())]
@@ -25,7 +21,7 @@ def case(
     return [case_row(id, flags=flags.split())], own
 
 
-def judged(*own: tuple[Rows, Rows], kernels: Rows | None = None, **run: Any) -> tuple[Win, tuple[CaseResult, ...]]:
+def judged(*own, kernels=None, **run):
     rows, metrics = ([row for one in part for row in one] for part in zip(*own, strict=True))
     (workload,) = analyze(tables(rows, kernels or [], metrics=metrics), run).workloads
     (shape,) = workload.shapes
@@ -33,11 +29,11 @@ def judged(*own: tuple[Rows, Rows], kernels: Rows | None = None, **run: Any) -> 
     return shape.win, workload.cases
 
 
-def flagged(impl: str, *flags: str) -> tuple[Doubt, ...]:
+def flagged(impl, *flags):
     return (Doubt(DoubtCause.FLAGGED, (impl,), flags),)
 
 
-def clocks(a: str, b: str, *hz: float) -> tuple[Doubt, ...]:
+def clocks(a, b, *hz):
     return (Doubt(DoubtCause.CLOCKS, (a, b), clocks_hz=hz),)
 
 
@@ -97,19 +93,17 @@ WINS: list[tuple[str, tuple[tuple[Rows, Rows], ...], tuple[Doubt, ...]]] = [
 
 
 @pytest.mark.parametrize(("cases", "doubts"), [each[1:] for each in WINS], ids=[each[0] for each in WINS])
-def test_a_lead_is_a_win_unless_something_else_may_have_made_it(
-    cases: tuple[tuple[Rows, Rows], ...], doubts: tuple[Doubt, ...]
-) -> None:
+def test_a_lead_is_a_win_unless_something_else_may_have_made_it(cases, doubts):
     win, _ = judged(*cases)
     assert (win.verdict, win.doubts) == ("inconclusive" if doubts else "clear", doubts)
 
 
-def test_fewer_samples_than_requested_count_as_the_flag() -> None:
+def test_fewer_samples_than_requested_count_as_the_flag():
     requested = {"workloads": {"w": {"repeats": 31}}}
     assert judged(case("a", 100, 10, "noisy"), B, pipeline=requested)[0].verdict == "inconclusive"
 
 
-def test_overlapping_intervals_are_a_tie_at_any_clock_also_with_a_case_behind_the_second() -> None:
+def test_overlapping_intervals_are_a_tie_at_any_clock_also_with_a_case_behind_the_second():
     """varlen [1633.1, 1638.8] us came third behind [1633.7, 1635.3] and [1635.5, 1639.7] on an H200."""
     win, _ = judged(
         case("a", 100, 2, "throttled"), case("b", 100, 2, "throttled clock_spread"), case("c", 200, 110), case("d", 150)
@@ -117,14 +111,14 @@ def test_overlapping_intervals_are_a_tie_at_any_clock_also_with_a_case_behind_th
     assert (win.verdict, win.doubts, [tied.variant for tied in win.tied]) == ("tie", (), ["a", "b", "c"])
 
 
-def test_a_time_with_another_process_takes_no_part_in_a_tie() -> None:
+def test_a_time_with_another_process_takes_no_part_in_a_tie():
     flags = ("", "", "other_process", "waited")
     a, b, c, waited = (case(impl, 100, 2, flag) for impl, flag in zip("abcc", flags, strict=True))
     assert judged(a, c)[0].verdict == judged(a, waited)[0].verdict == "inconclusive"
     assert [tied.variant for tied in judged(a, b, c)[0].tied] == ["a", "b"]
 
 
-def test_a_case_with_the_wrong_kernels_takes_no_part_in_a_tie() -> None:
+def test_a_case_with_the_wrong_kernels_takes_no_part_in_a_tie():
     own = {"kernel_class": "attention", "kernel_family": "fa2"}
     kernels = [kernel_row("impl=c", "flash::flash_fwd_kernel<64>", 1, 5.0) | own]
     cases = (case(impl, 100, 2) for impl in "abc")
@@ -133,11 +127,11 @@ def test_a_case_with_the_wrong_kernels_takes_no_part_in_a_tie() -> None:
 
 
 @pytest.mark.parametrize(("ratio", "is_doubted"), [(0.5, False), (0.7, True)])
-def test_a_case_behind_the_second_counts_on_another_node(ratio: float, is_doubted: bool) -> None:
+def test_a_case_behind_the_second_counts_on_another_node(ratio, is_doubted):
     _, cases = judged(A, B, case("c", 160))
     spread = NodeSpread("impl=a", ratio, 2)
     nodes = Nodes({"impl=a": ("node1",), "impl=b": ("node1",), "impl=c": ("node2",)}, spread=spread)
-    found = judge_win((*cases[:2], replace(cases[2], marks=())), {}, nodes=nodes)
+    found = judge_win((*cases[:2], replace(cases[2], flags=())), {}, nodes=nodes)
     assert found and found.doubts == (Doubt(DoubtCause.NODE_SPREAD, ("a", "c"), spread=spread),) * is_doubted
 
 

@@ -1,21 +1,18 @@
 """Programs without steps: recorded whole or for a span in their middle, with the CPU time and memory that they used."""
 
-from __future__ import annotations
-
 import json
 import sys
-from dataclasses import replace
-from pathlib import Path
 
 import hooked
 import pytest
+from jobs import change, make_job
 from nsys_exports import Export
 from program import profpipe, rows
 from report_study import analyze, case_row, grid, metric_row, tables
 
 from profpipe.analysis.kernels import ClassTotal, Kernel, KernelTotals, find_variants
 from profpipe.ingest import reader
-from profpipe.job import Case, Job, ProgressListener, Tool
+from profpipe.job import Case, ProgressListener, Tool
 from profpipe.profilers import nsys as nsys_profiler, torch as torch_profiler
 from profpipe.report.sections import headline, recording
 from profpipe.report.text import write_text
@@ -26,13 +23,15 @@ PYTHON_LOADED, TORCH_IMPORTED = "hook.capture.loaded", "hook.capture.torch"
 STEP = '{"hook": "steps", "rule": "optimizer", "clock": "perf_counter", "step": [0], "start_ns": [1], "wall_ns": [5]}\n'
 
 
-def job_of(folder: Path, profiler: str, path: str = "/opt/tool", **steps: object) -> Job:
+def job_of(folder, profiler, path="/opt/tool", **steps):
     options = {"hook": True, "steps": {**STEPS, **steps}, "capture": None, "collect": None, "torch": {}}
-    job = Job("w", profiler, (Case("default", {}),), folder / profiler, Tool(profiler, "2025", path), "python", folder)
-    return replace(job, command=("python", "t.py"), options=options, on_gpu=True)
+    job = make_job(
+        "w", profiler, (Case("default", {}),), folder / profiler, Tool(profiler, "2025", path), "python", folder
+    )
+    return change(job, command=("python", "t.py"), options=options, on_gpu=True)
 
 
-def adapted(folder: Path, profiler: str, seconds: float, *files: str, record: str = "", **steps: object) -> Job:
+def adapted(folder, profiler, seconds, *files, record="", **steps):
     """Return the job after a run under plain that took ``seconds`` and left ``files`` of the hook."""
     plain = job_of(folder, "plain", **steps)
     plain.folder.mkdir()
@@ -44,26 +43,26 @@ def adapted(folder: Path, profiler: str, seconds: float, *files: str, record: st
 
 
 @pytest.mark.parametrize("files", [(PYTHON_LOADED,), (PYTHON_LOADED, TORCH_IMPORTED)], ids=["no torch", "no steps"])
-def test_nsys_records_a_long_program_in_its_middle_and_lets_it_go_on(tmp_path: Path, files: tuple[str, ...]) -> None:
+def test_nsys_records_a_long_program_in_its_middle_and_lets_it_go_on(tmp_path, files):
     (profile, _) = nsys_profiler.commands(adapted(tmp_path, "nsys", 109.0, *files))
     assert {"--delay=39", "--duration=30", "--kill=none"} <= set(profile.argv)
-    assert profile.may_outlive_tool and profile.ends_after_s is None and profile.otherwise is None
+    assert profile.may_outlive_tool and profile.ends_after_s is None and profile.fallback is None
 
 
-def test_nsys_records_a_program_of_a_minute_whole(tmp_path: Path) -> None:
+def test_nsys_records_a_program_of_a_minute_whole(tmp_path):
     (profile, _) = nsys_profiler.commands(adapted(tmp_path, "nsys", 60.0, PYTHON_LOADED, TORCH_IMPORTED))
     assert not any(word.startswith(("--delay", "--duration", "--kill", "--capture")) for word in profile.argv)
     assert not profile.may_outlive_tool
 
 
-def test_a_program_that_the_user_wants_to_stop_ends_after_the_span(tmp_path: Path) -> None:
+def test_a_program_that_the_user_wants_to_stop_ends_after_the_span(tmp_path):
     (profile, _) = nsys_profiler.commands(adapted(tmp_path, "nsys", 109.0, PYTHON_LOADED, stop=True))
     assert "--kill=none" not in profile.argv and profile.ends_after_s == 69.0
 
 
-def test_torch_waits_for_the_gpu_where_there_is_one(tmp_path: Path) -> None:
+def test_torch_waits_for_the_gpu_where_there_is_one(tmp_path):
     job = adapted(tmp_path, "torch", 15.0, PYTHON_LOADED, TORCH_IMPORTED)
-    assert job.options["capture"] == {
+    assert job.dump_settings()["capture"] == {
         "after_s": 0.0, "for_s": 30.0, "whole": True, "on_gpu": True, "goes_on": True
     }  # fmt: skip
     (command,) = torch_profiler.commands(job)
@@ -75,7 +74,7 @@ def test_torch_waits_for_the_gpu_where_there_is_one(tmp_path: Path) -> None:
     [(STEP, {}), ("", {"range": "iteration"})],
     ids=["steps", "a range"],
 )
-def test_where_there_are_steps_no_span_is_chosen(tmp_path: Path, record: str, steps: dict[str, str]) -> None:
+def test_where_there_are_steps_no_span_is_chosen(tmp_path, record, steps):
     assert adapted(tmp_path, "torch", 500.0, PYTHON_LOADED, TORCH_IMPORTED, record=record, **steps).is_hooked
 
 
@@ -94,7 +93,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_tensor_code_without_modules_of_a_spawned_process_is_recorded_whole(tmp_path: Path) -> None:
+def test_tensor_code_without_modules_of_a_spawned_process_is_recorded_whole(tmp_path):
     (tmp_path / "matmul.py").write_text(MATMUL, encoding="utf-8")
     profpipe(tmp_path, "run", "-p", "plain,torch", "--", sys.executable, "matmul.py")
     latest = tmp_path / "out" / "latest"
@@ -124,7 +123,7 @@ WHOLE = {"after_s": 0.0, "for_s": 30.0, "whole": True, "on_gpu": True, "goes_on"
 
 
 @pytest.mark.slow
-def test_torch_records_from_its_first_use_of_the_gpu(tmp_path: Path) -> None:
+def test_torch_records_from_its_first_use_of_the_gpu(tmp_path):
     done = hooked.run_python(tmp_path, USES_GPU, "gpu", profiler="torch", capture=WHOLE)
     (trace,) = done.traces
     kernels = reader.parse(reader.choose(trace, reader.parsers()), trace).kernels
@@ -134,32 +133,59 @@ def test_torch_records_from_its_first_use_of_the_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("stub_torch")
-def test_torch_says_that_no_gpu_was_used(tmp_path: Path) -> None:
+def test_torch_says_that_no_gpu_was_used(tmp_path):
     done = hooked.run_python(tmp_path, USES_GPU, profiler="torch", capture=WHOLE)
     assert done.returncode == 0 and done.explanation == "nothing was recorded: no process used a GPU through torch."
 
 
 @pytest.mark.slow
-def test_a_program_on_the_cpu_without_torch_gets_the_names_of_other_tools(tmp_path: Path) -> None:
+def test_a_program_on_the_cpu_without_torch_gets_the_names_of_other_tools(tmp_path):
     profpipe(tmp_path, "run", "-p", "plain,torch", "--", "sh", "-c", "true")
     page = (tmp_path / "out" / "latest" / "SUMMARY.md").read_text(encoding="utf-8")
     assert "- profpipe measures GPU programs. For a program on the CPU use py-spy (Python) or perf." in page
 
 
+def test_the_first_screen_says_how_busy_a_gpu_was_whose_second_stream_runs_later(tmp_path):
+    """A quarter of the kernels of each step run after all steps, so no step has a time. The GPU is busy all along."""
+    export, launches = Export(), [(step, number) for step in range(20) for number in range(20)]
+    for step, number in launches:
+        export.call(500_000 + 200 * step + 5 * number, 500_002 + 200 * step + 5 * number, 20 * step + number + 1)
+        if not number:
+            export.range(499_999 + 200 * step, 500_110 + 200 * step, f"step {step}")
+    in_order = sorted(launches, key=lambda launch: (launch[1] % 4 == 0, launch))
+    for place, (step, number) in enumerate(in_order):
+        start = 1_000_000 + 1000 * place
+        stream = 13 if number % 4 == 0 else 7
+        export.kernel(start, start + 963, 20 * step + number + 1, f"k{step}_{number}", streamId=stream)
+    export.write_sqlite(tmp_path / "later.sqlite")
+    page = " ".join(profpipe(tmp_path, "ingest", "later.sqlite", "--out", "tables").split())
+    assert " the GPU computed 96.3 % and was idle 3.7 %" in page and "so the time of a step is unknown" in page
+
+
+def test_the_first_screen_says_how_busy_a_gpu_was_that_only_copied(tmp_path):
+    export, place = Export(), {"deviceId": 0, "contextId": 1, "streamId": 7, "globalPid": 1 << 48 | 1 << 24}
+    for copy in range(200):
+        times = {"start": 1000 * copy, "end": 1000 * copy + 963, "correlationId": copy + 1}
+        export.add("CUPTI_ACTIVITY_KIND_MEMCPY", **times, **place, bytes=4096, copyKind=1)
+    export.write_sqlite(tmp_path / "copies.sqlite")
+    page = " ".join(profpipe(tmp_path, "ingest", "copies.sqlite", "--out", "tables").split())
+    assert "the GPU copied while no kernel ran 96.3 % and was idle 3.7 %" in page
+
+
 @pytest.mark.slow
-def test_a_program_goes_on_after_the_span_of_nsys(tmp_path: Path, nsys: Path) -> None:
+def test_a_program_goes_on_after_the_span_of_nsys(tmp_path, nsys):
     job = job_of(tmp_path, "nsys", str(nsys))
     capture = {"after_s": 0.0, "for_s": 1.0, "goes_on": True}
     program = "import time; time.sleep(6); print('late', flush=True); open('done', 'w').close()"
-    job = replace(
-        job, command=(sys.executable, "-c", program), on_gpu=False, options={**job.options, "capture": capture}
+    job = change(
+        job, command=(sys.executable, "-c", program), on_gpu=False, options={**job.dump_settings(), "capture": capture}
     )
     (outcome,) = slots.run([job], {"nsys": nsys_profiler}, ProgressListener())
     assert outcome.status == "ok" and nsys_profiler.sqlite(job).exists() and (tmp_path / "done").exists()
     assert "late" in (job.folder / "log.txt").read_text(encoding="utf-8")
 
 
-def test_the_page_names_the_span(tmp_path: Path) -> None:
+def test_the_page_names_the_span(tmp_path):
     (tmp_path / "sleep.sh").write_text("sleep 0.1\n", encoding="utf-8")
     profpipe(tmp_path, "run", "-p", "plain", "--", "sh", "sleep.sh")
     latest = (tmp_path / "out" / "latest").resolve()
@@ -175,7 +201,7 @@ def test_the_page_names_the_span(tmp_path: Path) -> None:
 # --- the page of a recording -----------------------------------------------------------------------------------------
 
 
-def cuda_program(folder: Path) -> Path:
+def cuda_program(folder):
     """Write the export of a program with variants of a kernel, and return it."""
     export, at = Export(), 0
     for name, lasts in (("copyRow", 30), ("transposeNaive", 780), ("transposeCoalesced", 100), ("reduce0", 50)):
@@ -188,7 +214,7 @@ def cuda_program(folder: Path) -> Path:
     return export.write_sqlite(folder / "transpose.sqlite")
 
 
-def test_variants_of_a_kernel_stand_side_by_side_and_calls_that_wait_have_their_time(tmp_path: Path) -> None:
+def test_variants_of_a_kernel_stand_side_by_side_and_calls_that_wait_have_their_time(tmp_path):
     profpipe(tmp_path, "ingest", str(cuda_program(tmp_path)), "--out", "read")
     page = next((tmp_path / "read").glob("**/SUMMARY.md")).read_text(encoding="utf-8")
     assert "| `cudaDeviceSynchronize` | 4 | 20.0 |" in page
@@ -205,7 +231,7 @@ MEDIANS = {"1": {32: 56_000, 128: 51_000}, "3": {32: 30_000, 128: 24_500}, "5": 
 SIZES = "gridX gridY gridZ blockX blockY blockZ"
 
 
-def benchmark_of_kernels(path: Path, number: str) -> None:
+def benchmark_of_kernels(path, number):
     export, at = Export(), 0
     for block, ns in MEDIANS[number].items():
         for _ in range(20):
@@ -216,11 +242,13 @@ def benchmark_of_kernels(path: Path, number: str) -> None:
     export.write_sqlite(path, also={"CUPTI_ACTIVITY_KIND_KERNEL": SIZES})
 
 
-def test_cases_of_a_benchmark_are_compared_by_their_kernels_at_each_block(tmp_path: Path) -> None:
+def test_cases_of_a_benchmark_are_compared_by_their_kernels_at_each_block(tmp_path):
     rows_of: dict[str, list[dict[str, object]]] = {"cases": [], "kernels": [], "metrics": []}
     for number, wall_ns in (("1", 1e10), ("3", 1e9), ("5", 2e9)):
         benchmark_of_kernels(tmp_path / f"{number}.sqlite", number)
-        (read,) = reader.ingest([reader.Source(tmp_path / f"{number}.sqlite", "x", workload="w", case=f"k={number}")])
+        (read,) = reader.ingest(
+            [reader.InputFile(tmp_path / f"{number}.sqlite", "x", workload="w", case=f"k={number}")]
+        )
         assert isinstance(read, reader.Read) and read.tables.steps.empty
         for name in ("kernels", "metrics"):
             rows_of[name] += getattr(read.tables, name).to_dict("records")
@@ -249,7 +277,7 @@ def test_cases_of_a_benchmark_are_compared_by_their_kernels_at_each_block(tmp_pa
     ],
     ids=["numbers", "two words", "launched less often", "a namespace", "generated", "any kernel"],
 )
-def test_kernels_with_one_stem_are_variants(names: dict[str, int], groups: int) -> None:
+def test_kernels_with_one_stem_are_variants(names, groups):
     sums = {Kernel(name, "other", "", "kernel"): ClassTotal(calls, 10.0 * calls) for name, calls in names.items()}
     found = find_variants(KernelTotals(sums))
     assert [len(group) for group in found] == [2] * groups

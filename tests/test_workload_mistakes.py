@@ -1,9 +1,6 @@
 """What no workload can run: parameters that are wrong on every machine, and combinations with their remedies."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import lazy
@@ -124,16 +121,16 @@ UNSUPPORTED: Rows = {
 }
 
 
-def load(workload: str) -> ModuleType:
+def load(workload):
     return plugins.load_module(Path(__file__).parents[1] / "workloads" / f"{workload}.py")
 
 
-def rows(table: Rows) -> list[tuple[str, dict[str, Any], str]]:
+def rows(table):
     return [(workload, params, text) for workload, found in table.items() for params, text in found]
 
 
 @pytest.mark.parametrize(("workload", "params", "message"), rows(WRONG))
-def test_a_wrong_parameter_is_named_with_what_is_possible(workload: str, params: dict[str, Any], message: str) -> None:
+def test_a_wrong_parameter_is_named_with_what_is_possible(workload, params, message):
     module = load(workload)
     for ask in ("build", "flops", "bytes_moved", "phase_work", "facts", "available", "expects"):
         if hasattr(module, ask):
@@ -143,9 +140,7 @@ def test_a_wrong_parameter_is_named_with_what_is_possible(workload: str, params:
 
 
 @pytest.mark.parametrize(("workload", "params", "reason"), rows(UNSUPPORTED))
-def test_an_unsupported_combination_is_named_with_the_remedy(
-    workload: str, params: dict[str, Any], reason: str
-) -> None:
+def test_an_unsupported_combination_is_named_with_the_remedy(workload, params, reason):
     assert load(workload).available(params) == reason
 
 
@@ -162,9 +157,7 @@ PLAIN = {"batch": 2, "seqlen": 40, "heads": 4, "head_dim": 16, "dtype": "fp32", 
         ("attention", PLAIN, {"impl": "plain_compiled"}, "plain instead"),
     ],
 )
-def test_what_compiles_is_named_where_it_is_missing(
-    monkeypatch: pytest.MonkeyPatch, workload: str, params: dict[str, Any], changed: dict[str, Any], instead: str
-) -> None:
+def test_what_compiles_is_named_where_it_is_missing(monkeypatch, workload, params, changed, instead):
     from profpipe.workload_lib import requirements
 
     if workload == "cogvideox":

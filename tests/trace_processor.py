@@ -1,7 +1,5 @@
 """Perfetto's trace processor, as the page ui.perfetto.dev runs it, for SQL over a trace file."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -14,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = Path(__file__).with_suffix(".cjs")
 
 
-def folder() -> Path:
+def folder():
     """The folder with the trace processor; skips the test where it is missing."""
     found = Path(os.environ.get("PROFPIPE_TEST_PERFETTO") or ROOT / ".cache" / "perfetto")
     if not (found / "trace_processor.wasm").is_file() or not shutil.which("node"):
@@ -22,7 +20,7 @@ def folder() -> Path:
     return found
 
 
-def query(trace: Path, *statements: str) -> list[list[dict[str, Any]]]:
+def query(trace, *statements):
     """The rows of each statement over the trace."""
     from perfetto.trace_processor.platform import PlatformDelegate
     from perfetto.trace_processor.protos import ProtoFactory
@@ -31,7 +29,7 @@ def query(trace: Path, *statements: str) -> list[list[dict[str, Any]]]:
     method = messages.TraceProcessorRpc
     requests = messages.TraceProcessorRpcStream()
 
-    def add(request: int) -> Any:
+    def add(request):
         message = requests.msg.add()
         message.request, message.seq = request, len(requests.msg)
         return message
@@ -60,7 +58,7 @@ def query(trace: Path, *statements: str) -> list[list[dict[str, Any]]]:
     return found
 
 
-def _values(batch: Any) -> Any:
+def _values(batch):
     """The cells of a batch in order. Their types: 1 missing, 2 whole number, 3 number, 4 text."""
     whole, numbers, texts = iter(batch.varint_cells), iter(batch.float64_cells), iter(batch.string_cells.split("\0"))
     for kind in batch.cells:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from profpipe.workload_lib import accuracy
 from profpipe.workload_lib.attention_config import DTYPES, device
-from profpipe.workload_lib.parameters import check_choice, check_positive, with_defaults
+from profpipe.workload_lib.parameters import add_defaults, check_choice, check_positive
 
 PARAMS = {"sum": "fp32", "term": "fp32", "value": 0.01, "count": 1000}
 
@@ -48,7 +48,7 @@ def check(params: Mapping[str, Any]) -> dict[str, float]:
 
 def parse_params(params: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``params`` with defaults. Raises ValueError for a wrong value."""
-    values = with_defaults(params, PARAMS)
+    values = add_defaults(params, PARAMS)
     check_choice("sum", values["sum"], DTYPES)
     check_choice("term", values["term"], DTYPES)
     check_positive(values, ("count",))

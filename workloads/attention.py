@@ -22,7 +22,7 @@ from typing import Any
 from profpipe.ranges import annotate
 from profpipe.workload_lib import attention, implementations
 from profpipe.workload_lib.attention_config import AttentionConfig
-from profpipe.workload_lib.parameters import with_defaults
+from profpipe.workload_lib.parameters import add_defaults
 
 PARAMS = {
     "impl": "sdpa_flash",
@@ -112,4 +112,4 @@ def facts(params: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
 
 def parse_params(params: Mapping[str, Any]) -> AttentionConfig:
     """Return the case of ``params`` with defaults. Raises ValueError for a wrong value."""
-    return attention.case_from(with_defaults(params, PARAMS))
+    return attention.case_from(add_defaults(params, PARAMS))

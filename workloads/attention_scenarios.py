@@ -13,7 +13,7 @@ from typing import Any
 from profpipe.ranges import annotate
 from profpipe.workload_lib import attention, implementations
 from profpipe.workload_lib.attention_config import AttentionConfig
-from profpipe.workload_lib.parameters import check_choice, with_defaults
+from profpipe.workload_lib.parameters import add_defaults, check_choice
 
 PARAMS = {"impl": "sdpa_flash", "scenario": "gpt2-small", "dtype": "bf16", "mode": "fwd", "seed": 0}
 
@@ -87,7 +87,7 @@ def facts(params: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
 
 def parse_params(params: Mapping[str, Any]) -> AttentionConfig:
     """Return the case of ``params`` with defaults. Raises ValueError for a wrong value."""
-    values = with_defaults(params, PARAMS)
+    values = add_defaults(params, PARAMS)
     scenario = values.pop("scenario")
     check_choice("scenario", scenario, SCENARIOS)
     return attention.case_from({**values, **dict(zip(AXES, SCENARIOS[scenario], strict=True))})

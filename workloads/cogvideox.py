@@ -30,7 +30,7 @@ from profpipe.ranges import annotate
 from profpipe.workload_lib import accuracy, attention_config, cogvideox_model, implementations, requirements
 from profpipe.workload_lib.attention_config import Phase
 from profpipe.workload_lib.cogvideox_model import CogVideoXConfig
-from profpipe.workload_lib.parameters import check_bool, check_choice, check_positive, with_defaults
+from profpipe.workload_lib.parameters import add_defaults, check_bool, check_choice, check_positive
 
 PARAMS = {
     "impl": "sdpa_flash",
@@ -161,7 +161,7 @@ def check(params: Mapping[str, Any]) -> dict[str, float]:
 
 def parse_params(params: Mapping[str, Any]) -> CogVideoXConfig:
     """Return the config of ``params`` with defaults. Raises ValueError for a wrong value."""
-    values = with_defaults(params, PARAMS)
+    values = add_defaults(params, PARAMS)
     check_choice("impl", values["impl"], implementations.IMPLEMENTATIONS)
     check_choice("size", values["size"], cogvideox_model.SIZES)
     check_choice("what", values["what"], WHAT)

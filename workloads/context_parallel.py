@@ -21,7 +21,7 @@ from torch import Tensor
 
 from profpipe.ranges import annotate
 from profpipe.workload_lib import accuracy, attention, attention_config, implementations, parallel
-from profpipe.workload_lib.parameters import check_bool, check_choice, with_defaults
+from profpipe.workload_lib.parameters import add_defaults, check_bool, check_choice
 
 PARAMS = {
     "method": "ring_allgather",
@@ -43,7 +43,7 @@ NAMES = ("out", "dq", "dk", "dv")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case(attention_config.AttentionConfig):
+class ContextParallelConfig(attention_config.AttentionConfig):
     """The checked parameters of one case. ``impl`` is the backend as an implementation of attention."""
 
     method: str
@@ -132,18 +132,18 @@ def check(params: Mapping[str, Any]) -> dict[str, float]:
     return measures
 
 
-def parse_params(params: Mapping[str, Any]) -> Case:
+def parse_params(params: Mapping[str, Any]) -> ContextParallelConfig:
     """Return the case of ``params`` with defaults. Raises ValueError for a wrong value."""
-    values = with_defaults(params, PARAMS)
+    values = add_defaults(params, PARAMS)
     check_choice("method", values["method"], parallel.METHODS)
     check_choice("mode", values["mode"], MODES)
     backend = values.pop("backend")
     check_choice("backend", backend, BACKENDS)
     check_bool(values, "load_balance")
-    return Case(impl=f"sdpa_{backend}", **values)
+    return ContextParallelConfig(impl=f"sdpa_{backend}", **values)
 
 
-def draw_inputs(case: Case) -> list[Tensor]:
+def draw_inputs(case: ContextParallelConfig) -> list[Tensor]:
     """Draw the whole q, k, v and, for the backward pass, the upstream gradient; the same in every process.
 
     The gradient has the strides of the output, ``(batch, seqlen, heads, head_dim)`` in memory: cuDNN's backward pass
@@ -155,14 +155,14 @@ def draw_inputs(case: Case) -> list[Tensor]:
 
 
 def iteration(
-    case: Case, forward: parallel.Forward, tensors: list[Tensor], phase: attention_config.Phase
+    case: ContextParallelConfig, forward: parallel.Forward, tensors: list[Tensor], phase: attention_config.Phase
 ) -> Callable[[], tuple[Tensor, ...]]:
     """Return one iteration, with each pass in a ``phase``; it returns (output, gradients of q, k, v)."""
     arguments = [tensor.requires_grad_(case.needs_grad) for tensor in tensors[:3]]
     return attention_config.iteration(forward, arguments, case.mode, tensors[3:], phase)
 
 
-def _bytes_received(case: Case) -> float:
+def _bytes_received(case: ContextParallelConfig) -> float:
     """Return the bytes received by one device, as in the sources of torch 2.11 and 2.13.
 
     A ring sends all keys and values, once more in the backward pass, and passes the sums of their gradients on N
@@ -179,7 +179,7 @@ def _bytes_received(case: Case) -> float:
     return keys_and_values * 2 + 2 * case.elements * 4 if case.needs_grad else keys_and_values
 
 
-def _missing_processes(case: Case) -> str | None:
+def _missing_processes(case: ContextParallelConfig) -> str | None:
     if not case.is_parallel:
         return None
     if parallel.world() == 1:
@@ -187,7 +187,7 @@ def _missing_processes(case: Case) -> str | None:
     return parallel.missing_context_parallel() if case.method in parallel.RINGS else None
 
 
-def _indivisible(case: Case) -> str | None:
+def _indivisible(case: ContextParallelConfig) -> str | None:
     parts = case.devices
     even = case.method in parallel.RINGS and parallel.is_balanced(case.causal, case.load_balance)
     if case.seqlen % (chunks := 2 * parts if even else parts):

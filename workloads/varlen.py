@@ -20,7 +20,7 @@ from typing import Any
 
 from profpipe.ranges import annotate
 from profpipe.workload_lib import accuracy, attention_config, varlen
-from profpipe.workload_lib.parameters import check_choice, with_defaults
+from profpipe.workload_lib.parameters import add_defaults, check_choice
 
 PARAMS = {
     "impl": "fa2",
@@ -99,6 +99,6 @@ def check(params: Mapping[str, Any]) -> dict[str, float]:
 
 def parse_params(params: Mapping[str, Any]) -> varlen.VarlenConfig:
     """Return the config of ``params`` with defaults. Raises ValueError for a wrong value."""
-    values = with_defaults(params, PARAMS)
+    values = add_defaults(params, PARAMS)
     check_choice("impl", values["impl"], varlen.IMPLEMENTATIONS)
     return varlen.VarlenConfig(**values)

@@ -80,6 +80,11 @@ class Measure:
     processes: int = 1
 
     @property
+    def calls_per_s(self) -> float | None:
+        """None for a sum over an unknown number of calls, which gives no rate."""
+        return None if self.ns <= 0 or self.n is None else 1e9 / self.ns
+
+    @property
     def interval(self) -> tuple[float, float] | None:
         """The 95 % interval in ns."""
         return None if self.ci_low is None or self.ci_high is None else (self.ci_low, self.ci_high)
@@ -99,7 +104,7 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class Basis:
+class TimeSource:
     """The quantity that a workload's times are.
 
     ``quantity``: ``time`` (measured calls), ``step`` (steady steps of a program), ``wall`` (processes of a command
@@ -118,7 +123,7 @@ class Basis:
 
 
 @dataclass(frozen=True)
-class Number:
+class MetricRow:
     """A row of `metrics`; ``n`` and the interval may be missing."""
 
     value: float
@@ -146,30 +151,32 @@ class CaseIndex:
     capture_totals: Mapping[Key, KernelTotals]
     ranges: Mapping[Key, CaseRange]
     #: (case, profiler, subject) -> metric -> its row; of a number recorded twice by a resumed run, the last.
-    numbers: Mapping[tuple[str, str, str], Mapping[str, Number]]
+    numbers: Mapping[tuple[str, str, str], Mapping[str, MetricRow]]
     #: (case, profiler) -> subject -> metric -> its row, for one rank or one GPU of several.
-    by_rank: Mapping[tuple[str, str], Mapping[str, Mapping[str, Number]]]
+    by_rank: Mapping[tuple[str, str], Mapping[str, Mapping[str, MetricRow]]]
     statuses: Mapping[str, Mapping[str, str]]
     flags: Mapping[Key, tuple[str, ...]]
     #: (case, profiler) -> metric -> subject -> its row, of the metrics of steps, and of recordings.
-    step_numbers: Mapping[Key, Mapping[str, Mapping[str, Number]]]
+    step_numbers: Mapping[Key, Mapping[str, Mapping[str, MetricRow]]]
     #: The GPUs, or processes without one, whose mean the totals are, where they are means.
     rank_counts: Mapping[Key, int]
     #: The processes behind the times of a case that several processes repeated.
     process_counts: Mapping[Key, int]
     #: The wall times of the processes that repeated a command.
     process_walls: Mapping[Key, tuple[float, ...]]
+    #: Whether a case without steps runs one iteration: a command that was recorded as a whole.
+    runs_once: bool
 
     @classmethod
-    def of(cls, tables: Tables, is_command: bool = False) -> CaseIndex:
+    def of(cls, tables: Tables, is_command: bool = False, runs_once: bool = False) -> CaseIndex:
         statuses: dict[str, dict[str, str]] = {}
         flags: dict[Key, tuple[str, ...]] = {}
         for case, profiler, status, text in rows(tables.cases, "case", "profiler", "status", "flags"):
             statuses.setdefault(case, {})[profiler] = status
             flags[case, profiler] = tuple(json.loads(text or "[]"))
-        numbers: dict[tuple[str, str, str], dict[str, Number]] = {}
-        by_rank: dict[tuple[str, str], dict[str, dict[str, Number]]] = {}
-        steps: dict[Key, dict[str, dict[str, Number]]] = {}
+        numbers: dict[tuple[str, str, str], dict[str, MetricRow]] = {}
+        by_rank: dict[tuple[str, str], dict[str, dict[str, MetricRow]]] = {}
+        steps: dict[Key, dict[str, dict[str, MetricRow]]] = {}
         processes: dict[Key, set[str]] = {}
         walls: dict[Key, tuple[float, ...]] = {}
         # A rule of ncu counts also without an estimate.
@@ -184,16 +191,16 @@ class CaseIndex:
                 if metric in _TIMES:
                     processes.setdefault((case, profiler), set()).add(" ".join(subject.split()[:2]))
                 if metric == PROCESS_WALL:
-                    walls[case, profiler] = (*walls.get((case, profiler), ()), Number(*row).value)
+                    walls[case, profiler] = (*walls.get((case, profiler), ()), MetricRow(*row).value)
                 continue
             if metric.startswith((_STEP, _CAPTURE, _CHECK)):
-                steps.setdefault((case, profiler), {}).setdefault(metric, {})[subject] = Number(*row)
+                steps.setdefault((case, profiler), {}).setdefault(metric, {})[subject] = MetricRow(*row)
                 continue
             if subject.startswith(_APART):
                 subject_numbers = by_rank.setdefault((case, profiler), {}).setdefault(subject, {})
             else:
                 subject_numbers = numbers.setdefault((case, profiler, subject), {})
-            number = Number(*row)
+            number = MetricRow(*row)
             # A rule may have both a global and a local estimate.
             subject_numbers[f"{metric} {LOCAL}" if number.unit == LOCAL else metric] = number
         counts = count_ranks(tables.kernels) if is_command else {}
@@ -204,7 +211,7 @@ class CaseIndex:
         totals = {key: kernel_totals.divided_by(counts.get(key, 1)) for key, kernel_totals in sums.items()}
         repeated = {key: len(subjects) for key, subjects in processes.items()}
         ranges = case_ranges(tables.ranges)
-        return cls(tables, totals, ranges, numbers, by_rank, statuses, flags, steps, counts, repeated, walls)
+        return cls(tables, totals, ranges, numbers, by_rank, statuses, flags, steps, counts, repeated, walls, runs_once)
 
     @functools.cached_property
     def profilers(self) -> Sequence[str]:
@@ -212,7 +219,7 @@ class CaseIndex:
         return by_preference(key[1] for part in (self.capture_totals, self.numbers, self.step_numbers) for key in part)
 
     @functools.cached_property
-    def step_times(self) -> Mapping[Key, Number]:
+    def step_times(self) -> Mapping[Key, MetricRow]:
         """The time of a steady step, as the mean over ranks."""
         times = ((key, numbers.get("step_time", {})) for key, numbers in self.step_numbers.items())
         return {key: subjects[""] for key, subjects in times if "" in subjects}
@@ -239,7 +246,7 @@ class CaseIndex:
             if "step_kernel_time" in numbers and key in self.capture_totals
         }
 
-    def _step_totals(self, capture: KernelTotals, numbers: Mapping[str, Mapping[str, Number]]) -> KernelTotals:
+    def _step_totals(self, capture: KernelTotals, numbers: Mapping[str, Mapping[str, MetricRow]]) -> KernelTotals:
         launches = numbers.get("step_launches", {})
         times = {
             name: ClassTotal(launches[name].value if name in launches else 0.0, number.value)
@@ -267,6 +274,11 @@ class CaseIndex:
         whole = {key: totals for key, totals in self.capture_totals.items() if key[1] not in with_steps}
         return {**whole, **self.step_totals}
 
+    def count_launches(self, kernels: pd.DataFrame, by: str | list[str]) -> dict[Any, int]:
+        """Count kernel launches by the columns ``by``; copies and sets are none."""
+        launched = kernels[kernels["kind"].isin(["kernel", "graph"])]
+        return {key: int(calls) for key, calls in launched.groupby(by, sort=False)["calls"].sum().items()}
+
     @functools.cached_property
     def overheads(self) -> Mapping[Key, float]:
         """What a profiler added to the loop of a case, as a share of its wall time without it."""
@@ -292,14 +304,13 @@ class CaseIndex:
         # The instances of the range, else the count of the harness.
         return self.ranges.get((case, profiler), CaseRange()).instances or (int(counted.value) if counted else 0)
 
-    def breakdowns(self, once: bool) -> dict[str, dict[str, KernelBreakdown]]:
-        """Return the kernel breakdowns by case and profiler: of a steady step, of a call, or of everything.
-
-        ``once``: a command without steps runs one iteration.
-        """
+    @functools.cached_property
+    def breakdowns(self) -> Mapping[str, Mapping[str, KernelBreakdown]]:
+        """The kernel breakdowns by case and profiler: of a steady step, of a call, or of everything."""
         by_case: dict[str, dict[str, KernelBreakdown]] = {}
         for (case, profiler), totals in self.totals.items():
-            count = self.iterations(case, profiler) or (1 if once or (case, profiler) in self.step_totals else None)
+            is_single = self.runs_once or (case, profiler) in self.step_totals
+            count = self.iterations(case, profiler) or (1 if is_single else None)
             if divided := break_down(profiler, totals, count, self.ranges.get((case, profiler), CaseRange())):
                 ranks = self.rank_counts.get((case, profiler), 1)
                 by_case.setdefault(case, {})[profiler] = replace(divided, ranks=ranks)
@@ -380,7 +391,7 @@ def has_waited(recorded: CaseIndex, case: str) -> bool:
     return numbers["time"].value > _LONGER * numbers["loop_wall"].value
 
 
-def _select_numbers(recorded: CaseIndex, case: str, profiler: str, prefix: str) -> dict[str, Mapping[str, Number]]:
+def _select_numbers(recorded: CaseIndex, case: str, profiler: str, prefix: str) -> dict[str, Mapping[str, MetricRow]]:
     subjects = recorded.by_rank.get((case, profiler), {})
     return {
         subject.removeprefix(prefix): numbers for subject, numbers in subjects.items() if subject.startswith(prefix)

@@ -22,15 +22,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from profpipe.analysis import roofline
 from profpipe.analysis.case_index import (
     OF_ITS_PROCESS,
-    Basis,
     CaseIndex,
     Measure,
-    Number,
+    MetricRow,
+    TimeSource,
     has_waited,
     worst_numbers,
 )
@@ -39,16 +39,16 @@ from profpipe.analysis.findings import (
     Doubt,
     DoubtCause,
     Nodes,
+    RecordedWorkload,
     Win,
     WinVerdict,
-    WorkloadFindings,
 )
 from profpipe.analysis.kernels import Counters, KernelBreakdown
 from profpipe.analysis.roofline import THROUGHPUT
 from profpipe.analysis.steps import CaseSteps
 from profpipe.job import Status
 from profpipe.measure.flags import Flag
-from profpipe.measure.tolerance import Verdict, judge, limit_of, worst
+from profpipe.measure.tolerance import ToleranceResult, judge, limit_of, worst
 from profpipe.results.manifest import Manifest, PeakRates
 from profpipe.results.schema import CAPTURE_LAUNCH, FAILED, PROCESS_WALL
 
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 _TIMED: Final = {"time": "time", "wall": PROCESS_WALL}
 
 
-def choose_basis(index: CaseIndex, breakdowns: Mapping[str, Mapping[str, KernelBreakdown]]) -> Basis | None:
+def choose_time_source(index: CaseIndex) -> TimeSource | None:
     """Return the first quantity that at least half as many cases have as any other.
 
     First come the steps of a program, without a profiler, then under one; then measured calls, the wall times of
@@ -70,63 +70,57 @@ def choose_basis(index: CaseIndex, breakdowns: Mapping[str, Mapping[str, KernelB
     with_steps = {
         name: {case for case, profiler in index.step_times.keys() - repeated if profiler == name} for name in profilers
     }
-    counts = {Basis(name, "step"): len(cases) for name, cases in with_steps.items()}
+    counts = {TimeSource(name, "step"): len(cases) for name, cases in with_steps.items()}
     plain = [
         numbers
         for (case, *key), numbers in index.numbers.items()
         if key == ["plain", ""] and case not in with_steps["plain"]
     ]
-    counts |= {Basis("plain", quantity): sum(name in numbers for numbers in plain) for quantity, name in _TIMED.items()}
+    counts |= {
+        TimeSource("plain", quantity): sum(name in numbers for numbers in plain) for quantity, name in _TIMED.items()
+    }
     for profiler in index.profilers:
-        seen = [by_profiler[profiler] for by_profiler in breakdowns.values() if profiler in by_profiler]
+        seen = [by_profiler[profiler] for by_profiler in index.breakdowns.values() if profiler in by_profiler]
         if seen:
-            counts[Basis(profiler, seen[0].kind)] = len(seen)
-    return next((basis for basis, count in counts.items() if count and 2 * count > max(counts.values())), None)
+            counts[TimeSource(profiler, seen[0].kind)] = len(seen)
+    return next((source for source, count in counts.items() if count and 2 * count > max(counts.values())), None)
 
 
-def case_results(data: WorkloadFindings, basis: Basis | None, run: Manifest) -> dict[str, CaseResult]:
+def case_results(data: RecordedWorkload, source: TimeSource | None, run: Manifest) -> dict[str, CaseResult]:
     """Return every case of the workload by its id."""
-    cases = {id: _measured(data, id, basis) for id in data.params}
-    if basis and basis.is_timed:
-        beside = {
-            case for job in run.jobs_of(data.name) if job.lane and job.profiler == basis.profiler for case in job.cases
-        }
-        # The time of a case that ran beside others has a flag where the host sets it. Only on a GPU the launch was
-        # timed. Programs are timed as a whole, by the step or the process.
-        for case in (cases[id] for id in beside & cases.keys()):
-            if case.time and ({Flag.HOST_BOUND, Flag.SYNCHRONISES} & set(case.marks) or "issue" not in case.values):
-                cases[case.id] = replace(case, marks=(*case.marks, Flag.SHARED_HOST))
-    if basis:
-        slowed = data.recorded.slowed_cases(basis.profiler)
-        cases |= {
-            id: replace(cases[id], marks=(*cases[id].marks, Flag.PROFILER_OVERHEAD)) for id in slowed & cases.keys()
-        }
+    jobs = run.jobs_of(data.name) if source and source.is_timed else []
+    beside = {case for job in jobs if source and job.lane and job.profiler == source.profiler for case in job.cases}
+    slowed = data.recorded.slowed_cases(source.profiler) if source else set()
+    cases = {id: _read_case(data, id, source, id in beside, id in slowed) for id in data.params}
     if data.nodes.of_cases:
-        cases = {id: _add_node_mark(case, cases, data) for id, case in cases.items()}
-    shared = _shared_marks(cases.values())
-    cases = {id: replace(c, unshared_marks=tuple(m for m in c.marks if m not in shared)) for id, c in cases.items()}
-    if basis and basis.quantity == "wall" and any(case.time and case.time.n == 1 for case in cases.values()):
-        return cases  # a ratio of two single processes says nothing
-    return {id: _add_speedup(case, baseline_of(case, cases, data)) for id, case in cases.items()}
+        cases = {id: replace(case, flags=(*case.flags, *_node_flags(case, cases, data))) for id, case in cases.items()}
+    shared = _find_shared_flags(cases.values())
+    # A ratio of two single processes says nothing.
+    is_single = bool(source and source.quantity == "wall") and any(c.time and c.time.n == 1 for c in cases.values())
+    results = {}
+    for id, case in cases.items():
+        call, kernel, mark = _NO_SPEEDUP if is_single else _compare(case, baseline_of(case, cases, data))
+        unshared = tuple(flag for flag in case.flags if flag not in shared)
+        results[id] = replace(case, unshared_flags=unshared, speedup=call, kernel_speedup=kernel, baseline_flag=mark)
+    return results
 
 
-def _add_node_mark(case: CaseResult, cases: Mapping[str, CaseResult], data: WorkloadFindings) -> CaseResult:
-    """Add the flag of a case that the report compares with cases of other nodes."""
+def _node_flags(case: CaseResult, cases: Mapping[str, CaseResult], data: RecordedWorkload) -> list[Flag]:
+    """Return the flag of a case that the report compares with cases of other nodes."""
     base = baseline_of(case, cases, data)
     timed = [other for other in cases.values() if other.time and (other.shape == case.shape or other is base)]
     if len(timed) < 2 or len(data.nodes.of(timed)) < 2:
-        return case
-    flag = Flag.UNLIKE_NODES if data.nodes.differences(timed) else Flag.SEVERAL_NODES
-    return replace(case, marks=(*case.marks, flag))
+        return []
+    return [Flag.UNLIKE_NODES if data.nodes.differences(timed) else Flag.SEVERAL_NODES]
 
 
-def _shared_marks(cases: Iterable[CaseResult]) -> tuple[str, ...]:
+def _find_shared_flags(cases: Iterable[CaseResult]) -> tuple[str, ...]:
     """Return the flags that every timed case has; none for a single case."""
-    timed = [case.marks for case in cases if case.time]
-    return tuple(mark for mark in timed[0] if all(mark in marks for marks in timed)) if len(timed) > 1 else ()
+    timed = [case.flags for case in cases if case.time]
+    return tuple(flag for flag in timed[0] if all(flag in flags for flags in timed)) if len(timed) > 1 else ()
 
 
-def baseline_of(case: CaseResult, cases: Mapping[str, CaseResult], data: WorkloadFindings) -> CaseResult | None:
+def baseline_of(case: CaseResult, cases: Mapping[str, CaseResult], data: RecordedWorkload) -> CaseResult | None:
     name = data.baseline_of(case.id)
     return None if name is None else cases.get(name)
 
@@ -136,49 +130,60 @@ def are_comparable(base: CaseResult, case: CaseResult) -> bool:
     return bool(base.breakdown and case.breakdown and base.breakdown.kind == case.breakdown.kind)
 
 
-def _measured(data: WorkloadFindings, id: str, basis: Basis | None) -> CaseResult:
-    """Return one case with its time, rates and flags."""
+def _read_case(
+    data: RecordedWorkload, id: str, source: TimeSource | None, is_beside: bool, is_slowed: bool
+) -> CaseResult:
+    """Return one case with its time, rates and flags; it ran beside others, or a profiler made its loop far slower."""
     index, breakdowns, statuses = data.recorded, data.breakdowns.get(id, {}), data.recorded.statuses.get(id, {})
-    status = statuses.get(basis.profiler, Status.OK) if basis else Status.OK
+    status = statuses.get(source.profiler, Status.OK) if source else Status.OK
     # An interrupted case has not failed: its samples count.
-    time = None if basis is None or status in FAILED else _time(index, id, breakdowns, basis)
+    time = None if source is None or status in FAILED else _time(index, id, breakdowns, source)
+    values, params = _values(index, id), data.params[id]
+    of_flops, of_bytes = _peak_shares(time, values, params, data.gpu.peaks)
     case = CaseResult(
         id=id,
-        params=data.params[id],
+        params=params,
         variant=data.variant(id),
         shape=data.shape(id),
-        outcome="" if time else next((s for s in (status, *statuses.values()) if s != Status.OK), ""),
+        status="" if time else next((s for s in (status, *statuses.values()) if s != Status.OK), ""),
         time=time,
         breakdown=breakdowns.get(data.kernel_profiler or ""),
-        values=_values(index, id),
+        values=values,
+        of_peak_flops=of_flops,
+        of_peak_bytes=of_bytes,
         is_baseline=data.baseline_of(id) == id,
+        accuracy=_accuracy(index, id, values, data.tolerance) if time else None,
     )
-    case = replace(_add_rates(case, data.peaks), accuracy=_accuracy(index, case, data.tolerance))
-    case = replace(case, marks=_flags(data, case, basis))
-    if basis is not None and basis.is_timed and Flag.HOST_BOUND not in case.marks and roofline.starves(case):
-        return replace(case, marks=(*case.marks, Flag.HOST_BOUND))
-    return case
+    case = replace(case, flags=_flags(data, case, source))
+    flags = list(case.flags)
+    if source is not None and source.is_timed and Flag.HOST_BOUND not in flags and roofline.starves(case):
+        flags.append(Flag.HOST_BOUND)
+    # The time of a case that ran beside others has a flag where the host sets it. Only on a GPU the launch was timed.
+    # Programs are timed as a whole, by the step or the process.
+    if is_beside and time and ({Flag.HOST_BOUND, Flag.SYNCHRONISES} & set(flags) or "issue" not in values):
+        flags.append(Flag.SHARED_HOST)
+    return replace(case, flags=(*flags, *([Flag.PROFILER_OVERHEAD] if is_slowed else [])))
 
 
-def _time(index: CaseIndex, case: str, breakdowns: Mapping[str, KernelBreakdown], basis: Basis) -> Measure | None:
-    if not basis.is_timed:
-        breakdown = breakdowns.get(basis.profiler)
+def _time(index: CaseIndex, case: str, breakdowns: Mapping[str, KernelBreakdown], source: TimeSource) -> Measure | None:
+    if not source.is_timed:
+        breakdown = breakdowns.get(source.profiler)
         return Measure(breakdown.total.ns, breakdown.iterations) if breakdown else None
-    numbers: Mapping[str, Number] = index.numbers.get((case, basis.profiler, ""), {})
+    numbers: Mapping[str, MetricRow] = index.numbers.get((case, source.profiler, ""), {})
     time = (
-        index.step_times.get((case, basis.profiler))
-        if basis.quantity == "step"
-        else numbers.get(_TIMED[basis.quantity])
+        index.step_times.get((case, source.profiler))
+        if source.quantity == "step"
+        else numbers.get(_TIMED[source.quantity])
     )
     if time is None:
         return None
     names = ("time_p10", "time_p90", "time_min", "time_max")
     p10, p90, lowest, highest = (numbers[name].value if name in numbers else None for name in names)
-    if basis.quantity == "step":
-        lowest, highest = index.range_of_steps(case, basis.profiler)
-    elif basis.quantity == "wall" and (walls := index.process_walls.get((case, basis.profiler))):
+    if source.quantity == "step":
+        lowest, highest = index.range_of_steps(case, source.profiler)
+    elif source.quantity == "wall" and (walls := index.process_walls.get((case, source.profiler))):
         lowest, highest = min(walls), max(walls)
-    processes = index.process_counts.get((case, basis.profiler), 1)
+    processes = index.process_counts.get((case, source.profiler), 1)
     return replace(time.time, p10=p10, p90=p90, lowest=lowest, highest=highest, processes=processes)
 
 
@@ -198,81 +203,83 @@ def _values(index: CaseIndex, case: str) -> dict[str, float]:
     return values | worst_numbers(index, case)
 
 
-def _add_rates(case: CaseResult, peaks: PeakRates) -> CaseResult:
-    """Add FLOP/s, bytes/s and their shares of the peaks. A sum over an unknown number of calls gives no rate."""
-    if case.time is None or case.time.ns <= 0 or case.time.n is None:
-        return case
-    flops, moved = case.values.get("flops"), case.values.get("bytes_moved")
+def _peak_shares(
+    time: Measure | None, values: Mapping[str, float], params: Mapping[str, Any], peaks: PeakRates
+) -> tuple[float | None, float | None]:
+    """Return the shares of the peak rates that a case reaches: of the FLOP/s, and of the bytes/s."""
+    if time is None or time.calls_per_s is None:
+        return None, None
     # The dense equivalent of sparse work may exceed the peak; the work that is done may not.
-    done = case.values.get("flops_effective", flops)
-    peak_flops, peak_bytes = roofline.flops_rate(peaks, case.params, case.values), peaks.bytes_per_s
-    per_s = 1e9 / case.time.ns
-    return replace(
-        case,
-        tflops=flops * per_s / 1e12 if flops else None,
-        gbytes_per_s=moved * per_s / 1e9 if moved else None,
-        of_peak_flops=done * per_s / peak_flops if done and peak_flops else None,
-        of_peak_bytes=moved * per_s / peak_bytes if moved and peak_bytes else None,
+    done, moved, per_s = values.get("flops_effective", values.get("flops")), values.get("bytes_moved"), time.calls_per_s
+    peak_flops, peak_bytes = roofline.flops_rate(peaks, params, values), peaks.bytes_per_s
+    return (
+        done * per_s / peak_flops if done and peak_flops else None,
+        moved * per_s / peak_bytes if moved and peak_bytes else None,
     )
 
 
-def _flags(data: WorkloadFindings, case: CaseResult, basis: Basis | None) -> tuple[str, ...]:
+def _flags(data: RecordedWorkload, case: CaseResult, source: TimeSource | None) -> tuple[str, ...]:
     """Return the flags that the harness set under the basis, and those that only the whole run shows."""
-    if basis is None:
+    if source is None:
         return ()
-    flags = list(data.recorded.flags.get((case.id, basis.profiler), ()))
+    flags = list(data.recorded.flags.get((case.id, source.profiler), ()))
     n, requested = case.time.n if case.time else None, data.declared.repeats if data.declared else 0
-    if requested and n is not None and _lacks_samples(case, basis, requested, is_command=data.is_command):
+    if requested and n is not None and _lacks_samples(case, source, requested, is_command=data.is_command):
         flags.append(Flag.TOO_FEW_SAMPLES)
-    if basis.quantity == "kernel" and (case.idle_share or 0.0) > roofline.HOST_BOUND:
+    if source.quantity == "kernel" and (case.idle_share or 0.0) > roofline.HOST_BOUND:
         flags.append(Flag.HOST_BOUND)
-    if basis.is_timed and has_waited(data.recorded, case.id):
+    if source.is_timed and has_waited(data.recorded, case.id):
         flags.append(Flag.WAITED)
-    peak_share = (case.of_peak_flops or 0) / roofline.headroom(data.peaks, case.params, case.values)
+    peak_share = (case.of_peak_flops or 0) / roofline.headroom(data.gpu.peaks, case.params, case.values)
     if max(peak_share, case.of_peak_bytes or 0) > 1:
         flags.append(Flag.ABOVE_PEAK)
     if case.accuracy is not None:
         # The tolerance of this run replaces the flag that the process stored.
-        flags = [flag for flag in flags if flag != Flag.INACCURATE] + [case.accuracy.mark] * bool(case.accuracy.mark)
+        flags = [flag for flag in flags if flag != Flag.INACCURATE] + [case.accuracy.flag] * bool(case.accuracy.flag)
     return tuple(dict.fromkeys(flags))
 
 
-def _lacks_samples(case: CaseResult, basis: Basis, requested: int, *, is_command: bool) -> bool:
+def _lacks_samples(case: CaseResult, source: TimeSource, requested: int, *, is_command: bool) -> bool:
     """Return True if there are fewer samples than requested, or several processes of a command without interval."""
     n = (case.time and case.time.n) or 0
     if not is_command:
         return n < requested
     lacks_interval = case.time is None or case.time.interval is None
-    return basis.quantity == "wall" and requested > 1 and (n < requested or lacks_interval)
+    return source.quantity == "wall" and requested > 1 and (n < requested or lacks_interval)
 
 
-def _accuracy(index: CaseIndex, case: CaseResult, limits: Mapping[str, float]) -> Verdict | None:
+def _accuracy(
+    index: CaseIndex, case: str, values: Mapping[str, float], limits: Mapping[str, float]
+) -> ToleranceResult | None:
     """Judge the result of a timed case by its error metrics; without a tolerance, by its stored flag."""
-    if case.time is None:
-        return None
-    verdict, is_flagged = judge(case.values, limits), Flag.INACCURATE in index.flags.get((case.id, "plain"), ())
+    verdict, is_flagged = judge(values, limits), Flag.INACCURATE in index.flags.get((case, "plain"), ())
     # A NaN is stored as the worst value of its measure, which looks like a number where the measure has no limit.
-    nans = [m for m, value in case.values.items() if value == worst(m) and limit_of(m, limits) is None]
-    if is_flagged and not verdict.mark and (nans or not limits):
-        return Verdict(Flag.INACCURATE, f"not a number: {', '.join(nans)}" if nans else "")
-    return verdict if limits or verdict.mark else None
+    nans = [m for m, value in values.items() if value == worst(m) and limit_of(m, limits) is None]
+    if is_flagged and not verdict.flag and (nans or not limits):
+        return ToleranceResult(Flag.INACCURATE, f"not a number: {', '.join(nans)}" if nans else "")
+    return verdict if limits or verdict.flag else None
 
 
-def _add_speedup(case: CaseResult, base: CaseResult | None) -> CaseResult:
-    """Add the speed-ups. There is none where a result is outside the tolerance: the computations differ."""
+#: The speed-up of the time, that of the kernels, and why there is none because of the baseline.
+_Speedup: TypeAlias = "tuple[float | None, float | None, str]"
+_NO_SPEEDUP: Final[_Speedup] = (None, None, "")
+
+
+def _compare(case: CaseResult, base: CaseResult | None) -> _Speedup:
+    """Return the speed-ups. There is none where a result is outside the tolerance: the computations differ."""
     if base is None or case.is_disqualified:
-        return case
-    if base is not case and Flag.UNLIKE_NODES in case.marks:
-        return replace(case, baseline_mark=Flag.UNLIKE_NODES)
+        return _NO_SPEEDUP
+    if base is not case and Flag.UNLIKE_NODES in case.flags:
+        return None, None, Flag.UNLIKE_NODES
     if base.is_disqualified:
-        return replace(case, baseline_mark=base.accuracy.mark if base.accuracy else "")
+        return None, None, base.accuracy.flag if base.accuracy else ""
     kernel = call = None
     # A table from elsewhere may hold a time of 0.
     if base.time and case.time and case.time.ns > 0:
         call = base.time.ns / case.time.ns
     if are_comparable(base, case) and base.breakdown and case.breakdown and case.breakdown.total.ns > 0:
         kernel = base.breakdown.total.ns / case.breakdown.total.ns
-    return replace(case, speedup=call, kernel_speedup=kernel)
+    return call, kernel, ""
 
 
 # --- winner -----------------------------------------------------------------------------------------------------------
@@ -300,7 +307,7 @@ def judge_win(
         return None
     eligible = [case for case in timed if not case.is_disqualified]
     if not eligible:
-        flags = tuple(dict.fromkeys(case.accuracy.mark for case in timed if case.accuracy))
+        flags = tuple(dict.fromkeys(case.accuracy.flag for case in timed if case.accuracy))
         cause = DoubtCause.NOT_COMPARED if flags == (Flag.UNCHECKED,) else DoubtCause.INACCURATE
         doubt = Doubt(cause, tuple(case.variant for case in timed), flags[:1])
         return Win(timed[0], next(iter(timed[1:]), None), WinVerdict.INCONCLUSIVE, (doubt,))
@@ -313,7 +320,7 @@ def judge_win(
         return Win(best, second, WinVerdict.INCONCLUSIVE, (refusal,), disqualified)
     if unusable := (*_unusable_times(best, second, unreliable), *_possibly_faster(best, others[1:])):
         return Win(best, second, WinVerdict.INCONCLUSIVE, unusable, disqualified)
-    usable = [case for case in others if case.id not in unreliable and not set(_SHARED_GPU) & set(case.marks)]
+    usable = [case for case in others if case.id not in unreliable and not set(_SHARED_GPU) & set(case.flags)]
     if tied := tuple(case for case in usable if best.time and case.time and best.time.overlaps(case.time)):
         return Win(best, second, WinVerdict.TIE, disqualified=disqualified, tied=(best, *tied))
     # A slower case may be the fastest at the same clock, where its clock is known.
@@ -340,7 +347,7 @@ def _unusable_times(best: CaseResult, second: CaseResult, unreliable: Mapping[st
 
 
 def _flagged(case: CaseResult, flags: Iterable[Flag], cause: DoubtCause = DoubtCause.FLAGGED) -> Iterator[Doubt]:
-    if case_flags := tuple(flag for flag in flags if flag in case.marks):
+    if case_flags := tuple(flag for flag in flags if flag in case.flags):
         yield Doubt(cause, (case.variant,), case_flags)
 
 
@@ -351,7 +358,7 @@ def _possibly_faster(best: CaseResult, others: Iterable[CaseResult]) -> Iterator
     between the calls cannot explain the difference.
     """
     upper = 2 * best.time.ns if best.time else 0.0
-    waited = [c.variant for c in others if Flag.WAITED in c.marks and c.values.get("loop_wall", 0.0) < upper]
+    waited = [c.variant for c in others if Flag.WAITED in c.flags and c.values.get("loop_wall", 0.0) < upper]
     if waited:
         yield Doubt(DoubtCause.MAY_BE_FASTER, tuple(waited))
 
@@ -361,7 +368,7 @@ def _scatter_doubts(best: CaseResult, second: CaseResult) -> Iterator[Doubt]:
     for case in (best, second):
         is_timed = "time" in case.values or PROCESS_WALL in case.values
         lacks_interval = is_timed and (case.time is None or case.time.interval is None)
-        if lacks_interval or set(_SCATTERED) <= set(case.marks):
+        if lacks_interval or set(_SCATTERED) <= set(case.flags):
             yield from _flagged(case, _SCATTERED, DoubtCause.NO_INTERVAL if lacks_interval else DoubtCause.FLAGGED)
 
 
@@ -379,7 +386,7 @@ def _clock_doubts(best: CaseResult, other: CaseResult) -> Iterator[Doubt]:
 
 def _clocks(best: CaseResult, other: CaseResult) -> tuple[float, float] | None:
     """Return the median SM clocks in Hz; where clocks moved, the highest of the best and the lowest of the other."""
-    moved = any(Flag.CLOCK_SPREAD in case.marks for case in (best, other))
+    moved = any(Flag.CLOCK_SPREAD in case.flags for case in (best, other))
     high = best.values.get("sm_clock_max" if moved else "sm_clock")
     low = other.values.get("sm_clock_min" if moved else "sm_clock")
     return (high, low) if high and low else None
@@ -392,16 +399,14 @@ def with_grades(
     case: CaseResult, targets: Mapping[str, Target], counters: Iterable[Counters], steps: CaseSteps | None
 ) -> CaseResult:
     """Add what a timed case reaches of the quantities that have a target, and its grades."""
-    quantities = _reached(case, counters, steps) if targets and case.time else {}
-    reached = {name: value for name, value in quantities.items() if name in targets}
-    return replace(
-        case, reached=reached, grades={name: targets[name].judge(reached[name]) for name in targets if name in reached}
-    )
+    reached = _reached(case, counters, steps) if targets and case.time else {}
+    grades = {name: (reached[name], target.judge(reached[name])) for name, target in targets.items() if name in reached}
+    return replace(case, grades=grades)
 
 
 def _reached(case: CaseResult, counters: Iterable[Counters], steps: CaseSteps | None) -> dict[str, float]:
     """Return the known quantities of a case in the units of the targets, without rates above the peak."""
-    is_wrong = Flag.ABOVE_PEAK in case.marks
+    is_wrong = Flag.ABOVE_PEAK in case.flags
     bandwidth, sm = case.limit.bandwidth_share, THROUGHPUT["sm"]
     # The mean over the kernels that ncu measured, weighted by their time.
     measured_kernels = [

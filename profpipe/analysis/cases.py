@@ -31,7 +31,7 @@ Axes = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True)
-class Layout:
+class CaseAxes:
     """How the cases of one workload relate.
 
     ``params`` gives the parameters of each case id, in the order in which the cases were planned. ``varying`` are the
@@ -104,12 +104,12 @@ class Layout:
         )
 
 
-def lay_out(tables: Tables, declared: Workload | None, planned: Iterable[str] = ()) -> Layout:
+def find_axes(tables: Tables, declared: Workload | None, planned: Iterable[str] = ()) -> CaseAxes:
     """Return the layout of the workload in ``tables``; ``declared`` is its entry in the pipeline file.
 
     ``planned`` are its cases in order. The tables have them in the order of measurement, in shuffled rounds.
     """
-    return _lay_out(_params(tables, planned), declared)
+    return _find_axes(_params(tables, planned), declared)
 
 
 def comparisons(cases: Sequence[Case], workload: Workload) -> list[tuple[str, ...]]:
@@ -117,12 +117,12 @@ def comparisons(cases: Sequence[Case], workload: Workload) -> list[tuple[str, ..
 
     A group has the cases of one shape, and those that share their baseline. The order is that of ``cases``.
     """
-    layout = _lay_out({case.id: dict(case.params) for case in cases}, workload)
+    layout = _find_axes({case.id: dict(case.params) for case in cases}, workload)
     groups = grouped((without(layout.shape(case.id), *layout.baseline), case.id) for case in cases)
     return [tuple(group) for group in groups.values()]
 
 
-def _lay_out(params: Mapping[str, Mapping[str, Any]], declared: Workload | None) -> Layout:
+def _find_axes(params: Mapping[str, Mapping[str, Any]], declared: Workload | None) -> CaseAxes:
     axes = list(dict.fromkeys(axis for point in params.values() for axis in point))
     varying = [axis for axis in axes if len({axis in p and _key(p[axis]) for p in params.values()}) > 1]
     declared_axes = {*declared.params, *declared.matrix} if declared else set()
@@ -132,7 +132,7 @@ def _lay_out(params: Mapping[str, Mapping[str, Any]], declared: Workload | None)
     compare = next((axis for axis in (COMPARED, *baseline) if axis in varying), only)
     fixed = [axis for axis in axes if axis not in (*varying, compare) and axis in set_here]
     values = tuple((axis, next(iter(params.values()))[axis]) for axis in fixed)
-    return Layout(params, values, tuple(varying), compare, baseline)
+    return CaseAxes(params, values, tuple(varying), compare, baseline)
 
 
 def _params(tables: Tables, planned: Iterable[str]) -> dict[str, dict[str, Any]]:

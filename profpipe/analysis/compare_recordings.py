@@ -7,7 +7,7 @@ times are multiples of 2^-10 ns, so the parts of a difference add up to it exact
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
@@ -16,7 +16,7 @@ from profpipe.analysis.case_index import CaseIndex
 from profpipe.analysis.compare_runs import Key, Run
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_differences import KernelDifference, Kernels, on_grid
-from profpipe.analysis.kernels import COPIES, KernelTotals, by_preference, rows
+from profpipe.analysis.kernels import COPIES, ClassTotal, KernelTotals, by_preference, rows
 from profpipe.analysis.steps import COLUMNS, ONE_DEVICE, PLACE, CaseSteps, Place, StepPart, StepParts
 from profpipe.job import readable
 from profpipe.results.manifest import Manifest
@@ -44,12 +44,12 @@ _BETTER = {Extent.CALL: Extent.STEP, Extent.RECORDING: Extent.STEP, Extent.KERNE
 
 #: The parts by rank, or by GPU of a rank with several.
 _Ranks: TypeAlias = "Mapping[Place, StepParts]"
-#: Of each extent that a recording holds: the time by kernel class, the kernels, and the parts by rank, if known.
-_Held: TypeAlias = "Mapping[Extent, tuple[Mapping[str, float], Kernels, _Ranks]]"
+#: The kernels of the whole; of each extent that it holds the kernels, and the parts by rank, if known; and the steps.
+_Recording: TypeAlias = "tuple[KernelTotals, Mapping[Extent, tuple[KernelTotals, _Ranks]], CaseSteps | None]"
 
 
 @dataclass(frozen=True)
-class Side:
+class RecordedCase:
     """One case of a recording: the parts and the kernels of an extent, as means over ranks; times in ns.
 
     ``launches`` and ``kernel_ns`` are of the whole recording. ``ranks`` is in the order of their numbers, and empty
@@ -66,13 +66,17 @@ class Side:
     ranks: _Ranks
     steps: CaseSteps | None
 
+    @property
+    def name(self) -> str:
+        return name_case(self.workload, self.case)
+
 
 @dataclass(frozen=True)
 class RecordingChange:
     """A case of both recordings. ``without`` are the sides for which there is no better extent: ``A``, ``B``."""
 
-    a: Side
-    b: Side
+    a: RecordedCase
+    b: RecordedCase
     extent: Extent
     without: tuple[str, ...] = ()
 
@@ -94,7 +98,11 @@ class RecordingChange:
         a, b = self.a.kernels, self.b.kernels
         if not self.has_times:
             a, b = (
-                {name: replace(work, ns=0.0) for name, work in kernels.items() if work.kernel_class not in COPIES}
+                {
+                    name: ClassTotal(work.calls, 0.0, work.kernel_class)
+                    for name, work in kernels.items()
+                    if work.kernel_class not in COPIES
+                }
                 for kernels in (a, b)
             )
         comparison = kernel_differences.compare(self.difference_ns, {0: a}, {0: b})
@@ -142,16 +150,16 @@ def compare_recordings(a: Run, b: Run) -> RecordingComparison:
     for key_a, key_b in pairs.items():
         on_a, on_b = by_preference(recorded_a[key_a]), by_preference(recorded_b[key_b])
         shared = next((name for name in on_a if name in on_b), None)
-        changes.append(_compare(_read(a, key_a, shared or on_a[0]), _read(b, key_b, shared or on_b[0])))
+        changes.append(_compare((a, key_a, shared or on_a[0]), (b, key_b, shared or on_b[0])))
     alone = {
-        "A": tuple(name_of(*key) for key in recorded_a if key not in pairs),
-        "B": tuple(name_of(*key) for key in recorded_b if key not in pairs.values()),
+        "A": tuple(name_case(*key) for key in recorded_a if key not in pairs),
+        "B": tuple(name_case(*key) for key in recorded_b if key not in pairs.values()),
     }
     gpus = _gpu_names(a[1]), _gpu_names(b[1])
     return RecordingComparison(tuple(changes), alone, gpus if all(gpus) and gpus[0] != gpus[1] else None)
 
 
-def name_of(workload: str, case: str) -> str:
+def name_case(workload: str, case: str) -> str:
     """Return the name of a file, followed by the name of its case if it has one."""
     return f"{workload}/{readable(case)}" if case else workload
 
@@ -187,43 +195,37 @@ def _gpu_names(manifest: Manifest) -> str:
 # --- one side --------------------------------------------------------------------------------------------------------
 
 
-def _read(run: Run, key: Key, profiler: str) -> tuple[Side, _Held]:
-    """Return a case under one profiler without parts, and what the recording holds of each extent."""
+def _read(run: Run, key: Key, profiler: str) -> _Recording:
     (data, manifest), (workload, case) = run, key
     frames = {table.name: getattr(data, table.name) for table in ALL}
     selected_frames = {
-        n: frame[(frame["workload"] == workload) & (frame["profiler"] == profiler)] for n, frame in frames.items()
+        name: frame[(frame["workload"] == workload) & (frame["profiler"] == profiler)] for name, frame in frames.items()
     }
     declared = manifest.workload(workload)
     index = CaseIndex.of(Tables(**selected_frames), manifest.is_command(workload))
     step_findings = steps.find_steps(index, [case], {}, declared)
     place = case, profiler
     whole = index.capture_totals[place].divided_by(1 / index.rank_counts.get(place, 1))
-    own_steps = step_findings.of(case)
+    case_steps = step_findings.of(case)
     held: dict[Extent, tuple[KernelTotals, _Ranks]] = {Extent.KERNELS: (whole, {})}
     ranks = step_findings.recordings.get(case, {})
-    if own_steps:
-        ranks = dict(_whole_ranks(own_steps))
-        if own_steps.parts and place in index.step_totals:
-            of_steps = {
+    if case_steps:
+        ranks = dict(_sum_ranks(case_steps))
+        if case_steps.parts and place in index.step_totals:
+            step_ranks = {
                 (rank.rank, ONE_DEVICE if rank.device is None else rank.device): rank.parts
-                for rank in own_steps.ranks
+                for rank in case_steps.ranks
                 if rank.parts
             }
-            held[Extent.STEP] = index.step_totals[place], of_steps
+            held[Extent.STEP] = index.step_totals[place], step_ranks
     elif number := index.iterations(case, profiler):
         held[Extent.CALL] = whole.divided_by(number), {}
     if ranks:
         held[Extent.RECORDING] = whole.divided_by(len(ranks)), ranks
-    launches = sum(work.calls for work in whole.work.values())
-    side = Side(workload, case, profiler, launches, whole.total_ns, StepParts({}), {}, {}, own_steps)
-    return side, {
-        extent: (totals.by_class, kernel_differences.by_name(totals), dict(sorted(parts.items())))
-        for extent, (totals, parts) in held.items()
-    }
+    return whole, held, case_steps
 
 
-def _whole_ranks(case_steps: CaseSteps) -> Iterator[tuple[Place, StepParts]]:
+def _sum_ranks(case_steps: CaseSteps) -> Iterator[tuple[Place, StepParts]]:
     """Yield the parts of the whole recording by rank: the sums of all steps and of what is between."""
     for rank, place in rows(case_steps.rows[PLACE].drop_duplicates(), *PLACE):
         parts = case_steps.rows.loc[(case_steps.rows["rank"] == rank) & (case_steps.rows["place"] == place), COLUMNS]
@@ -232,35 +234,50 @@ def _whole_ranks(case_steps: CaseSteps) -> Iterator[tuple[Place, StepParts]]:
             yield (rank, place), StepParts({part: float(sums[part.column]) for part in StepPart})
 
 
-def _compare(a: tuple[Side, _Held], b: tuple[Side, _Held]) -> RecordingChange:
+def _compare(a: tuple[Run, Key, str], b: tuple[Run, Key, str]) -> RecordingChange:
     """Compare what both sides hold of the best extent, over the ranks that both have."""
-    (_, held_a), (_, held_b) = a, b
+    recording_a, recording_b = _read(*a), _read(*b)
+    held_a, held_b = recording_a[1], recording_b[1]
     extent = next(extent for extent in Extent if extent in held_a and extent in held_b)
-    ranks_a, ranks_b = held_a[extent][-1].keys(), held_b[extent][-1].keys()
+    ranks_a, ranks_b = held_a[extent][1].keys(), held_b[extent][1].keys()
     shared = ranks_a & ranks_b
     better = _BETTER.get(extent)
     without = tuple(name for name, held in (("A", held_a), ("B", held_b)) if better and better not in held)
     # The kernels are those of all ranks of a side: they do not divide the compute time of some of them.
     is_divided = not shared or ranks_a == ranks_b
-    on_a, on_b = (_measured(*side, extent, shared, is_divided) for side in (a, b))
+    on_a, on_b = (
+        _measure(key, profiler, recording, extent, shared, is_divided)
+        for (_, key, profiler), recording in ((a, recording_a), (b, recording_b))
+    )
     return RecordingChange(on_a, on_b, extent, without)
 
 
-def _measured(side: Side, held: _Held, extent: Extent, shared: Set[Place], is_divided: bool) -> Side:
-    """Return the side with the mean over the ranks ``shared``, or over all; without ranks, with the sums of kernels.
+def _measure(
+    key: Key, profiler: str, recording: _Recording, extent: Extent, shared: Set[Place], is_divided: bool
+) -> RecordedCase:
+    """Return the case with the mean over the ranks ``shared``, or over all; without ranks, with the sums of kernels.
 
     Where ``is_divided`` is true, the compute time has the classes of the kernels.
     """
-    sums, kernels, ranks = held[extent]
+    whole, held, case_steps = recording
+    totals, ranks = held[extent]
     rank_parts = [ranks[rank] for rank in shared or ranks]
     mean = {part: sum(parts.ns[part] for parts in rank_parts) / max(len(rank_parts), 1) for part in StepPart}
     if not ranks:
-        mean[StepPart.COMPUTE] = sum(sums.values())
+        mean[StepPart.COMPUTE] = sum(totals.by_class.values())
     ns = {part: on_grid(part_ns) for part, part_ns in mean.items()}
-    classes = steps.divide_compute(sums, mean[StepPart.COMPUTE]) if ranks else sums
+    classes = steps.divide_compute(totals.by_class, mean[StepPart.COMPUTE]) if ranks else totals.by_class
     exact = {name: on_grid(class_ns) for name, class_ns in classes.items() if is_divided}
     if exact:
         # The largest class takes what rounding left.
         exact[max(exact, key=exact.__getitem__)] += ns[StepPart.COMPUTE] - sum(exact.values())
-    own_steps = side.steps if extent is Extent.STEP else None
-    return replace(side, parts=StepParts(ns, exact), kernels=kernels, ranks=ranks, steps=own_steps)
+    return RecordedCase(
+        *key,
+        profiler,
+        launches=sum(work.calls for work in whole.work.values()),
+        kernel_ns=whole.total_ns,
+        parts=StepParts(ns, exact),
+        kernels=kernel_differences.sum_kernels(totals),
+        ranks=dict(sorted(ranks.items())),
+        steps=case_steps if extent is Extent.STEP else None,
+    )

@@ -1,4 +1,4 @@
-"""Compare the times of two runs, case by case, and judge them against a gate.
+"""Compare the times of two runs, case by case.
 
 Processes of the same code differ by more than the intervals of their samples, and one of the two runs came first: a
 drift of the machine looks like a difference. So a difference counts only where the spread between runs is known for
@@ -11,19 +11,19 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
 import pandas as pd
 
 from profpipe.analysis.case_index import Measure
+from profpipe.analysis.changes import Change, Failure, GateResult, judge_gate
 from profpipe.analysis.kernels import rows
-from profpipe.analysis.verdict import LEAST_FLOOR, Gate, quantile
-from profpipe.job import readable
+from profpipe.analysis.verdict import LEAST_FLOOR, quantile
+from profpipe.job import IncidentKind
 from profpipe.measure.flags import Flag
-from profpipe.results.manifest import Manifest
+from profpipe.results.manifest import Manifest, Undecided
 from profpipe.results.noise import Model, Noise
 from profpipe.results.schema import FAILED, PROCESS_PREFIX, PROCESS_WALL, TIMES, Tables
 
@@ -36,156 +36,101 @@ Run = tuple[Tables, Manifest]
 
 
 @dataclass(frozen=True)
-class Change:
-    """One case in both runs. Times are medians in ns, measured by events without a profiler."""
-
-    name: str
-    a_ns: float
-    b_ns: float
-    #: Whether both runs have a confidence interval and the two overlap.
-    overlaps: bool
-    #: The runs in which the result was outside the tolerance: ``A``, ``B`` or both.
-    inaccurate_in: tuple[str, ...] = ()
-    #: The log of the ratio that processes of the same code stay below in 99 %; None where that is not known.
-    noise: float | None = None
-    #: Whether ``noise`` holds what changes from run to run. Without it a drift of the machine may be the difference.
-    holds_drift: bool = False
-
-    @property
-    def is_beyond_noise(self) -> bool | None:
-        """Whether the difference is more than chance; None where the spread between runs is needed and not known."""
-        if self.overlaps:
-            return False
-        if self.noise is not None and abs(math.log(self.b_ns / self.a_ns)) <= self.noise:
-            return False
-        return True if self.noise is not None and self.holds_drift else None
-
-    @property
-    def percent(self) -> float:
-        """Positive: B takes longer than A."""
-        return (self.b_ns / self.a_ns - 1) * 100
-
-    def judge_gate(self, percent: float) -> Gate:
-        """Return what the case means for a gate of ``percent``."""
-        is_slower = self.is_beyond_noise if self.percent > percent else False
-        if is_slower or self.inaccurate_in == ("B",):
-            return Gate.FAILED
-        return Gate.PASSED if is_slower is False else Gate.UNDECIDED
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A case that did not run well. ``is_of_b_alone``: a process of B failed, and none of A."""
-
-    status: str
-    reason: str
-    is_of_b_alone: bool = True
-
-
-class GateCause(Enum):
-    """Why B does not pass a gate."""
-
-    UNFINISHED = "unfinished"
-    SLOWER = "slower"
-    NEWLY_INACCURATE = "newly_inaccurate"
-    LOST = "lost"
-    CHANGED_PARAMS = "changed_params"
-    #: Cases may be slower, and whether that is chance or drift is not known.
-    UNDECIDED = "undecided"
-    #: Cases of A whose times cannot be compared with those of B.
-    ABSENT = "absent"
-    NOTHING_TO_JUDGE = "nothing_to_judge"
-
-    @property
-    def is_open(self) -> bool:
-        """Return True if the gate neither passes nor fails."""
-        return self in (GateCause.UNDECIDED, GateCause.ABSENT, GateCause.NOTHING_TO_JUDGE)
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The run B compared with A. Cases are given by name."""
+class RunComparison:
+    """The run B compared with A: the cases of A with a time, those that are compared first."""
 
     changes: tuple[Change, ...]
-    #: Cases with a time in A that failed in B, and those without times of the same kind above 0 for another reason.
-    lost: Mapping[str, Failure] = field(default_factory=dict)
-    absent: tuple[str, ...] = ()
-    #: Cases with other parameters in B: for each parameter that differs the values of A and B, None without one. These
-    #: parameters are not part of the case's name.
-    changed_params: Mapping[str, Mapping[str, tuple[str | None, ...]]] = field(default_factory=dict)
     #: The GPUs of A and of B, where they differ.
     gpus: tuple[str, str] | None = None
     is_b_unfinished: bool = False
 
-    def find_gate_causes(self, percent: float) -> dict[GateCause, tuple[str, ...]]:
-        """Return why B does not pass a gate of ``percent``, with the cases of each cause; empty if it passes."""
-        if self.is_b_unfinished:
-            return {GateCause.UNFINISHED: ()}
-        inaccurate = [change.name for change in self.changes if change.inaccurate_in == ("B",)]
-        failed, undecided = (
-            tuple(change.name for change in self.changes if change.judge_gate(percent) is gate)
-            for gate in (Gate.FAILED, Gate.UNDECIDED)
-        )
-        causes = {
-            GateCause.SLOWER: [name for name in failed if name not in inaccurate],
-            GateCause.NEWLY_INACCURATE: inaccurate,
-            GateCause.LOST: self.lost,
-            GateCause.CHANGED_PARAMS: self.changed_params,
-        }
-        # A case that fails the gate decides it, whatever is not known of the others.
-        for names_by_cause in (causes, {GateCause.UNDECIDED: undecided, GateCause.ABSENT: self.absent}):
-            if decisive := {cause: tuple(names) for cause, names in names_by_cause.items() if names}:
-                return decisive
-        return {} if self.changes else {GateCause.NOTHING_TO_JUDGE: ()}
+    @property
+    def timed(self) -> list[Change]:
+        return [change for change in self.changes if not math.isnan(change.ratio)]
 
-    def judge_gate(self, percent: float) -> Gate:
-        """Return the result of a gate of ``percent``."""
-        causes = self.find_gate_causes(percent).keys()
-        if not causes:
-            return Gate.PASSED
-        return Gate.UNDECIDED if all(cause.is_open for cause in causes) else Gate.FAILED
+    @property
+    def lost(self) -> list[Change]:
+        """The cases that failed in B."""
+        return [change for change in self.changes if change.failure]
+
+    @property
+    def changed_params(self) -> list[Change]:
+        """The cases with other parameters in B."""
+        return [change for change in self.changes if change.differing_params]
+
+    @property
+    def absent(self) -> list[Change]:
+        """The cases without times of the same kind above 0 for another reason."""
+        untimed = (change for change in self.changes if math.isnan(change.ratio))
+        return [change for change in untimed if not change.failure and not change.differing_params]
+
+    def judge_gate(self, percent: float) -> GateResult:
+        """Return the result of a gate of ``percent``. If B has not ended, cases that it lacks count as failed."""
+        undecided = Undecided.FAIL if self.is_b_unfinished else Undecided.REPORT
+        return judge_gate(self.changes, percent, undecided, is_complete=not self.is_b_unfinished)
 
 
 def compare_runs(
     a: Tables, b: Tables, manifest_a: Manifest, manifest_b: Manifest, noise: Model = MappingProxyType({})
-) -> Comparison:
+) -> RunComparison:
     """Compare the cases of A that have a time with those of B, and the machines of both runs.
 
     A case is lost if it failed in B, and absent if B lacks its time, or has that of the process alone where A has that
-    of the steps, or a time of either is none. It is not compared if its parameters differ. One without stored
+    of the steps, or a time of either is none, or is the wall time of a process that a signal ended. It is not compared
+    if its parameters differ. One without stored
     parameters, such as one of a file that was ingested, counts as one with the same parameters. ``noise`` has by
     workload and case how far processes of the same code lie apart on this machine.
     """
-    times_b, failed = timed_cases(b), failed_cases(b)
+    times_b, failed_b = _read_times(b), failed_cases(b)
+    params_a, params_b = _read_params(a), _read_params(b)
     processes_a, processes_b = plain_processes(a), plain_processes(b)
-    changes: list[Change] = []
-    lost: dict[str, Failure] = {}
-    absent: list[str] = []
-    changed: dict[str, Mapping[str, tuple[str | None, ...]]] = {}
-    for key, before in timed_cases(a).items():
-        name, after = f"{key[0]}/{readable(key[1])}", times_b.get(key)
-        if key in failed:
-            lost[name] = failed[key]
-        elif after is None or after.metric != before.metric or not (before.is_possible and after.is_possible):
-            absent.append(name)
-        elif before.params and after.params and before.params != after.params:
-            changed[name] = _differences(before.params, after.params)
+    inaccurate = {"A": _find_inaccurate(a), "B": _find_inaccurate(b)}
+    timed, lost, absent, changed = [], [], [], []
+    was_ended = _ended_cases(manifest_a) | _ended_cases(manifest_b)
+    for key, (metric, before) in _read_times(a).items():
+        (workload, case), (metric_b, after) = key, times_b.get(key, ("", before))
+        of_a, of_b = params_a.get(key), params_b.get(key)
+        if key in failed_b:
+            lost.append(Change(workload=workload, case=case, failure=failed_b[key]))
+        elif metric != metric_b or not all(POSSIBLE_NS[0] <= time.ns <= POSSIBLE_NS[1] for time in (before, after)):
+            absent.append(Change(workload=workload, case=case))
+        elif metric == PROCESS_WALL and key in was_ended:
+            absent.append(Change(workload=workload, case=case, was_ended=True))
+        elif of_a and of_b and of_a != of_b:
+            changed.append(Change(workload=workload, case=case, differing_params=_differences(of_a, of_b)))
         else:
-            is_one_device = not _are_devices_different(key, manifest_a, manifest_b)
-            case_noise = noise.get(key, Noise()) if is_one_device else Noise()
-            limit = _limit(processes_a.get(key, ()), processes_b.get(key, ()), case_noise) if is_one_device else None
-            inaccurate = tuple(side for side, timed in (("A", before), ("B", after)) if timed.is_inaccurate)
-            overlaps, holds_drift = before.time.overlaps(after.time), case_noise.between is not None
-            changes.append(Change(name, before.time.ns, after.time.ns, overlaps, inaccurate, limit, holds_drift))
+            case_noise = None if _are_devices_different(key, manifest_a, manifest_b) else noise.get(key, Noise())
+            processes = processes_a.get(key, ()), processes_b.get(key, ())
+            timed.append(
+                Change(
+                    workload=workload,
+                    case=case,
+                    a_ns=before.ns,
+                    b_ns=after.ns,
+                    is_beyond_noise=_is_beyond_noise(before, after, processes, case_noise),
+                    inaccurate_in=tuple(side for side, keys in inaccurate.items() if key in keys),
+                )
+            )
     gpus = (_gpu_names(manifest_a), _gpu_names(manifest_b))
-    return Comparison(
-        tuple(changes),
-        lost,
-        tuple(absent),
-        changed,
+    return RunComparison(
+        (*timed, *lost, *absent, *changed),
         gpus=gpus if all(gpus) and gpus[0] != gpus[1] else None,
         is_b_unfinished=manifest_b.is_run and not manifest_b.ended,
     )
+
+
+def _is_beyond_noise(
+    before: Measure, after: Measure, processes: tuple[Sequence[float], Sequence[float]], noise: Noise | None
+) -> bool | None:
+    """Return True if a difference is more than chance; None where the data do not tell.
+
+    ``noise`` is None for a case that ran on two devices. Without the spread between runs, a drift of the machine may be
+    the difference. Intervals that overlap show that it is noise.
+    """
+    limit = None if noise is None else _limit(*processes, noise)
+    if before.overlaps(after) or (limit is not None and abs(math.log(after.ns / before.ns)) <= limit):
+        return False
+    return True if limit is not None and noise and noise.between else None
 
 
 def _limit(before: Sequence[float], after: Sequence[float], noise: Noise) -> float | None:
@@ -194,7 +139,7 @@ def _limit(before: Sequence[float], after: Sequence[float], noise: Noise) -> flo
     ``before`` and ``after`` are the times of the processes of each run, where several repeat the case. They show the
     spread too. The medians of several processes get no smaller limit: what a run has in common stays in them.
     """
-    spreads = [(recorded.spread, recorded.degrees) for recorded in (noise.of_runs,) if recorded]
+    spreads = [(recorded.spread, recorded.degrees) for recorded in (noise.run_spread,) if recorded]
     if within := spread_within(before, after):
         spreads.append(within)
     if not spreads:
@@ -218,21 +163,6 @@ def spread_within(*sides: Sequence[float]) -> tuple[float, float] | None:
 
 #: 99 % of a symmetric distribution lie below this quantile of its sizes.
 _WITHIN: Final = 0.995
-
-
-@dataclass(frozen=True)
-class TimedCase:
-    """The median time without a profiler. Where its interval is missing its ends are NaN, with which none overlaps."""
-
-    time: Measure
-    params: Mapping[str, Any]
-    is_inaccurate: bool
-    #: Name of the time in the table `metrics`.
-    metric: str
-
-    @property
-    def is_possible(self) -> bool:
-        return POSSIBLE_NS[0] <= self.time.ns <= POSSIBLE_NS[1]
 
 
 def plain_times(metrics: pd.DataFrame) -> pd.DataFrame:
@@ -264,26 +194,40 @@ def plain_processes(data: Tables) -> dict[Key, list[float]]:
     return {key: [by_number[number] for number in sorted(by_number)] for key, by_number in best.items()}
 
 
-def timed_cases(data: Tables) -> dict[Key, TimedCase]:
-    """Return the cases that were timed without a profiler and did not fail, in the order of their times."""
-    metrics, cases = data.metrics, data.cases
-    times = plain_times(metrics)
-    with_params = cases[(cases["profiler"] == "plain") & (cases["params"] != "")]
-    params = dict(zip(_keys(with_params), map(json.loads, with_params["params"]), strict=True))
-    inaccurate = _keys(cases[cases["flags"].str.contains(f'"{Flag.INACCURATE}"', regex=False)])
-    failed = failed_cases(data)
+def _read_times(data: Tables) -> dict[Key, tuple[str, Measure]]:
+    """Return the metric and the time of the cases that did not fail without a profiler, in the order of their times.
+
+    Where the interval of a time is missing its ends are NaN, with which none overlaps.
+    """
+    times, failed = plain_times(data.metrics), failed_cases(data)
     numbers = times[["value", "ci_low", "ci_high"]].astype(float).to_numpy().tolist()
     return {
-        key: TimedCase(Measure(median, None, low, high), params.get(key, {}), key in inaccurate, metric)
+        key: (metric, Measure(median, None, low, high))
         for key, metric, (median, low, high) in zip(_keys(times), times["metric"], numbers, strict=True)
         if key not in failed
     }
+
+
+def _read_params(data: Tables) -> dict[Key, dict[str, Any]]:
+    stored = data.cases[(data.cases["profiler"] == "plain") & (data.cases["params"] != "")]
+    return dict(zip(_keys(stored), map(json.loads, stored["params"]), strict=True))
+
+
+def _find_inaccurate(data: Tables) -> set[Key]:
+    return set(_keys(data.cases[data.cases["flags"].str.contains(f'"{Flag.INACCURATE}"', regex=False)]))
 
 
 def failed_cases(data: Tables) -> dict[Key, Failure]:
     """Return how the cases ended that failed without a profiler."""
     failed = data.cases[(data.cases["profiler"] == "plain") & data.cases["status"].isin(FAILED)]
     return dict(zip(_keys(failed), map(Failure, failed["status"], failed["reason"]), strict=True))
+
+
+def _ended_cases(run: Manifest) -> set[Key]:
+    """Return the cases whose process a signal ended under plain."""
+    folders = {incident.source.rpartition("/")[0] for incident in run.incidents if incident.kind == IncidentKind.ENDED}
+    jobs = [job for job in run.jobs if job.profiler == "plain" and job.folder in folders]
+    return {(job.workload, case) for job in jobs for case in job.cases}
 
 
 def _keys(frame: pd.DataFrame) -> list[Key]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from profpipe.analysis import roofline
+from profpipe.analysis.case_index import TimeSource
 from profpipe.analysis.findings import CaseResult, WorkloadFindings
 from profpipe.results import schema
 
@@ -76,7 +77,7 @@ class Cost:
 
 def find_costs(workload: WorkloadFindings) -> Iterator[Cost]:
     """Yield the cost of each case whose steps were timed on a GPU without a profiler."""
-    if workload.basis is None or (workload.basis.profiler, workload.basis.quantity) != ("plain", "step"):
+    if workload.time_source != TimeSource("plain", "step"):
         return
     subjects = ((case, subject) for case, _, subject in workload.recorded.numbers)
     requests = {case for case, subject in subjects if subject.startswith(schema.PROMPT_PREFIX)}
@@ -98,7 +99,7 @@ def find_costs(workload: WorkloadFindings) -> Iterator[Cost]:
             token_j=token_j,
             window_s=None if window_ns is None else window_ns / 1e9,
             items=workload.steps.items.get(case.id),
-            euros_per_s=workload.price * gpus / _S_PER_HOUR if workload.price and is_priced else None,
+            euros_per_s=workload.gpu.price * gpus / _S_PER_HOUR if workload.gpu.price and is_priced else None,
             has_requests=case.id in requests,
         )
         yield cost if cost.has_requests else _add_flops(cost, workload)
@@ -126,4 +127,4 @@ def _add_flops(cost: Cost, workload: WorkloadFindings) -> Cost:
     unknown = tuple(name.removeprefix("_unknown.") for name in metrics if name.startswith("_unknown."))
     cost = replace(cost, flops=sum(by_type.values()), again=metrics.get("_again", 0.0), unknown=unknown)
     dtype = _DTYPES.get(most) or roofline.dtype_of(most)
-    return replace(cost, dtype=dtype, peak=workload.data_sheet[1].get(dtype))
+    return replace(cost, dtype=dtype, peak=workload.gpu.data_sheet[1].get(dtype))

@@ -13,8 +13,8 @@ from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from profpipe.analysis.case_index import CPU_ROWS, Basis, CaseIndex, Measure, RankResult
-from profpipe.analysis.cases import Axes, Layout
+from profpipe.analysis.case_index import CPU_ROWS, CaseIndex, Measure, RankResult, TimeSource
+from profpipe.analysis.cases import Axes, CaseAxes
 from profpipe.analysis.kernels import (
     Counters,
     KernelBreakdown,
@@ -27,7 +27,7 @@ from profpipe.analysis.steps import StepFindings
 from profpipe.analysis.timeline import CaseTimeline
 from profpipe.config.quantities import Grade, StudyValue
 from profpipe.job import Status, as_text
-from profpipe.measure.tolerance import Verdict
+from profpipe.measure.tolerance import ToleranceResult
 from profpipe.results.manifest import JobEntry, PeakRates
 from profpipe.results.schema import CAPTURE_LAUNCH
 from profpipe.results.tasks import TaskState
@@ -43,7 +43,7 @@ CLOSE = 0.03
 
 
 @dataclass(frozen=True)
-class Reason:
+class Explanation:
     """A cause, such as ``launch gaps``, and its numbers by name.
 
     Times are in ns, clocks in Hz, shares between 0 and 1; some numbers are names of profilers, GPUs and ranks.
@@ -54,18 +54,18 @@ class Reason:
 
 
 @dataclass(frozen=True)
-class Figure:
+class ProfilerTime:
     """One profiler's time per call of a case, and its difference to the reference.
 
     ``difference`` is None for the reference, and where no kernel is common to both. ``covered`` is the share of the
     reference's kernel time that the comparison is over. ``is_unexplained``: the difference is too large to pass and
-    ``reasons`` explain it in part or not at all.
+    ``explanations`` explain it in part or not at all.
     """
 
     profiler: str
     ns: float
     difference: float | None = None
-    reasons: tuple[Reason, ...] = ()
+    explanations: tuple[Explanation, ...] = ()
     is_unexplained: bool = False
     covered: float = 1.0
 
@@ -76,11 +76,11 @@ class Figure:
 
 @dataclass(frozen=True)
 class Agreement:
-    """The times of one case by profiler; the first figure is the ``reference`` that the others are compared with."""
+    """The times of one case by profiler; the first is of the ``reference`` for the others."""
 
     case: str
     reference: str
-    figures: tuple[Figure, ...]
+    times: tuple[ProfilerTime, ...]
 
 
 # --- studies ----------------------------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ class NoValue(str, Enum):
 
 
 @dataclass(frozen=True)
-class Cell:
+class StudyCell:
     """A number in its stored unit, or a word; without either, ``missing`` is a status or a ``NoValue``."""
 
     value: float | str | None = None
@@ -120,7 +120,7 @@ class Grid:
     others: Axes
     rows: tuple[tuple[Any, ...], ...]
     columns: tuple[tuple[Any, ...], ...]
-    cells: tuple[tuple[Cell | None, ...], ...]
+    cells: tuple[tuple[StudyCell | None, ...], ...]
     skipped: tuple[int, int] = (0, 0)
 
 
@@ -130,16 +130,14 @@ class Study:
 
     Requested are ``row_axes``, those of a plot being what it runs over, and ``column_axes``, those of a plot being its
     lines; filled, a study has those of them that vary. Among its axes are ``value`` and ``phase`` where several were
-    requested. ``unplaced`` are axes that name no row or column: those of ``where``, and those that are fixed.
+    requested.
     """
 
     entry: Table | Plot
     values: tuple[StudyValue, ...]
     row_axes: tuple[str, ...]
     column_axes: tuple[str, ...]
-    unplaced: tuple[str, ...] = ()
     grids: tuple[Grid, ...] = ()
-    has_cases: bool = True
     #: The number of grids that are left out because all their cases were skipped.
     skipped_grids: int = 0
     #: The values that no case has though some ran, and why cells lack them. A table leaves them out, a plot does not.
@@ -154,13 +152,10 @@ class Study:
     units: Mapping[str, str] = field(default_factory=dict)
     #: The stored unit of the first axis of the rows where that is a metric: its values were measured.
     row_unit: str | None = None
-    basis: Basis | None = None
+    time_source: TimeSource | None = None
     kernel_profiler: str | None = None
-    #: Whether kernel times are per call, and of the operators of a CPU.
-    is_per_call: bool = True
-    is_cpu: bool = False
-    #: Whether profilers are an axis: then each has its times, plain of calls and the others of their kernels.
-    is_by_profiler: bool = False
+    #: That of any case under ``kernel_profiler``: all of them share their kind.
+    breakdown: KernelBreakdown | None = None
     #: The compared axis, and the values that baselines have on it.
     compare: str | None = None
     baselines: tuple[Any, ...] = ()
@@ -176,11 +171,31 @@ class Study:
         return "over" in self.entry.axes
 
     @property
+    def has_cases(self) -> bool:
+        return bool(self.grids or self.skipped_grids or self.absent)
+
+    @property
+    def is_per_call(self) -> bool:
+        """True if kernel times are per call."""
+        return self.breakdown is None or self.breakdown.iterations is not None
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.breakdown is not None and self.breakdown.kind == "cpu_op"
+
+    @property
+    def is_by_profiler(self) -> bool:
+        """True if profilers are an axis: then each has its times, plain of calls and the others of their kernels."""
+        return any("profiler" in axes for axes in self.entry.axes.values())
+
+    @property
     def placed(self) -> tuple[str, ...]:
         """The axes of the rows and columns, ``value`` and ``phase`` among them."""
         return (*self.row_axes, *self.column_axes)
 
-    def cells(self, grids: Sequence[Grid] | None = None) -> Iterator[tuple[Mapping[str, Any], StudyValue, Cell | None]]:
+    def cells(
+        self, grids: Sequence[Grid] | None = None
+    ) -> Iterator[tuple[Mapping[str, Any], StudyValue, StudyCell | None]]:
         """Yield each cell of ``grids`` (default: all) with its place on the axes and its value."""
         for grid in self.grids if grids is None else grids:
             for row, cells in zip(grid.rows, grid.cells, strict=True):
@@ -240,7 +255,7 @@ class Expectation:
 
 
 @dataclass(frozen=True)
-class Coverage:
+class ClassCoverage:
     """The share of kernel time that a rule classifies, and the largest names without a class: (name, share).
 
     ``kind`` is ``kernel`` or ``cpu_op``; ``minimum`` the share that the pipeline file requires; ``attention`` the share
@@ -306,7 +321,7 @@ class LaunchCounts:
 
 
 @dataclass(frozen=True)
-class TimedCase:
+class DuplicateCase:
     """A timed case of a workload: its parameters that vary there, and its median time."""
 
     workload: str
@@ -368,36 +383,43 @@ class CaseResult:
     params: Mapping[str, Any]
     variant: str
     shape: Axes
-    marks: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
     #: The status of a case without a time.
-    outcome: str = ""
+    status: str = ""
     time: Measure | None = None
     breakdown: KernelBreakdown | None = None
     values: Mapping[str, float] = field(default_factory=dict)
-    tflops: float | None = None
     of_peak_flops: float | None = None
-    gbytes_per_s: float | None = None
     of_peak_bytes: float | None = None
     speedup: float | None = None
     is_baseline: bool = False
     #: Why there is no speed-up over the baseline: its result is ``inaccurate`` or ``unchecked``.
-    baseline_mark: str = ""
+    baseline_flag: str = ""
     #: The flags that not every timed case of the workload has.
-    unshared_marks: tuple[str, ...] = ()
+    unshared_flags: tuple[str, ...] = ()
     #: The speed-up from the kernel times of one profiler, whatever the basis of ``time``.
     kernel_speedup: float | None = None
     limit: Limit = Limit()
     #: The verdict on the result of a timed case, where the pipeline sets a tolerance.
-    accuracy: Verdict | None = None
-    #: What a timed case reaches of the quantities that have a target, and its grades. Quantities: ``tflops`` in
-    #: TFLOP/s; ``gpu_busy``, ``memory_bandwidth`` and ``sm`` in %; ``speedup`` as a ratio.
-    reached: Mapping[str, float] = field(default_factory=dict)
-    grades: Mapping[str, Grade] = field(default_factory=dict)
+    accuracy: ToleranceResult | None = None
+    #: What a timed case reaches of the quantities that have a target, and its grade. Quantities: ``tflops`` in TFLOP/s;
+    #: ``gpu_busy``, ``memory_bandwidth`` and ``sm`` in %; ``speedup`` as a ratio.
+    grades: Mapping[str, tuple[float, Grade]] = field(default_factory=dict)
 
     @property
     def ns(self) -> float | None:
         """The time of the case; None without one."""
         return self.time.ns if self.time else None
+
+    @property
+    def tflops(self) -> float | None:
+        flops, per_s = self.values.get("flops"), self.time and self.time.calls_per_s
+        return flops * per_s / 1e12 if flops and per_s else None
+
+    @property
+    def gbytes_per_s(self) -> float | None:
+        moved, per_s = self.values.get("bytes_moved"), self.time and self.time.calls_per_s
+        return moved * per_s / 1e9 if moved and per_s else None
 
     @property
     def tflops_best(self) -> float | None:
@@ -423,7 +445,7 @@ class CaseResult:
     @property
     def is_disqualified(self) -> bool:
         """True if a tolerance is set and the result misses it or was not compared: the case cannot win."""
-        return self.accuracy is not None and bool(self.accuracy.mark)
+        return self.accuracy is not None and bool(self.accuracy.flag)
 
     @property
     def is_sparse(self) -> bool:
@@ -443,7 +465,7 @@ class WinVerdict(str, Enum):
 
     CLEAR = "clear"
     TIE = "tie"  # the 95 % interval of another case overlaps
-    INCONCLUSIVE = "inconclusive"  # a mark could have made the win
+    INCONCLUSIVE = "inconclusive"  # a flag could have made the win
     UNOPPOSED = "unopposed"  # no other case has a time
 
 
@@ -617,80 +639,19 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class WorkloadFindings(Layout):
-    """One workload or one ingested file: its tables, indexed by case, and what is found in them.
+class WorkloadGpu:
+    """The GPU of a workload, and what it costs."""
 
-    ``kernel_profiler`` names the profiler whose kernel times represent it.
-    """
-
-    name: str
-    #: The workload in the pipeline file; None for ingested files.
-    declared: Workload | None
-    jobs: Sequence[JobEntry]
-    has_no_gpu: bool
-    recorded: CaseIndex
-    #: By case and profiler.
-    breakdowns: Mapping[str, Mapping[str, KernelBreakdown]]
-    basis: Basis | None
-    kernel_profiler: str | None
-    #: The nodes of a cluster that measured its times.
-    nodes: Nodes
-    #: The peak rates of its GPU, and the rates for its limits: those that were measured on such a GPU, if any were.
+    #: Its peak rates, and the rates for its limits: those that were measured on such a GPU, if any were.
     peaks: PeakRates
     rates: PeakRates
-    shapes: tuple[Shape, ...] = ()
-    #: Launches by profiler, also of those without a time.
-    launches: Mapping[str, int] = field(default_factory=dict)
-    #: Launches without a time, by case and profiler.
-    untimed: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    #: Values of the compared axis, in the order in which the cases were planned.
-    variants: tuple[str, ...] = ()
-    top: tuple[KernelRow, ...] = ()
-    phases: tuple[Phase, ...] = ()
-    phase_work: tuple[Phase, ...] = ()
-    #: Of cases without kernels.
-    host_phases: tuple[Phase, ...] = ()
-    memory: tuple[Memory, ...] = ()
-    steps: StepFindings = field(default_factory=StepFindings)
-    timelines: tuple[CaseTimeline, ...] = ()
-    ranks: tuple[RankResult, ...] = ()
-    agreements: tuple[Agreement, ...] = ()
-    counters: tuple[Counters, ...] = ()
-    #: How many kernels of a case the report shows; None where the pipeline file does not say.
-    top_kernels: int | None = None
-    #: What the pipeline file expects of a case, by quantity.
-    targets: Mapping[str, Target] = field(default_factory=dict)
-    #: The maximum SM clock of the GPU in Hz.
-    highest_clock: float | None = None
-    #: The name of its GPU, and the dense FLOP/s of the data sheet by data type; empty for several kinds of GPUs.
-    data_sheet: tuple[str, Mapping[str, float]] = ("", {})
-    #: EUR for an hour of a GPU; None where the user does not say.
-    price: float | None = None
-    #: What its rows of kind ``cpu_op`` are.
-    cpu_rows: str = CPU_ROWS
-
-    @property
-    def is_command(self) -> bool:
-        return self.declared is not None and self.declared.is_command
-
-    @property
-    def cases(self) -> tuple[CaseResult, ...]:
-        return tuple(point for shape in self.shapes for point in shape.cases)
-
-    @property
-    def is_on_cpu(self) -> bool:
-        """True if a profiler recorded CPU operators of a case and no kernel."""
-        return any(case.is_on_cpu for case in self.cases)
-
-    @property
-    def varying_shape(self) -> tuple[str, ...]:
-        """The names of the shapes' axes."""
-        return tuple(axis for axis, _ in self.shapes[0].axes) if self.shapes else ()
-
-    @property
-    def tolerance(self) -> Mapping[str, float]:
-        """The largest error allowed, by measure; empty without a tolerance."""
-        return self.declared.limits if self.declared else {}
+    #: Its name, and the dense FLOP/s of the data sheet by data type; empty for several kinds of GPUs.
+    data_sheet: tuple[str, Mapping[str, float]]
+    #: The maximum SM clock in Hz.
+    highest_clock: float | None
+    #: EUR for an hour; None where the user does not say.
+    price: float | None
+    is_absent: bool
 
     @property
     def rates_measured(self) -> bool:
@@ -702,6 +663,70 @@ class WorkloadFindings(Layout):
         """The FLOP per byte by data type above which arithmetic is the limit."""
         rates = {name: rate for name, rate in self.rates.flops.items() if rate is not None}
         return {name: rate / self.rates.bytes_per_s for name, rate in rates.items()} if self.rates.bytes_per_s else {}
+
+
+@dataclass(frozen=True)
+class RecordedWorkload(CaseAxes):
+    """One workload or one ingested file: its tables, indexed by case, and what its times are of.
+
+    ``kernel_profiler`` names the profiler whose kernel times represent it.
+    """
+
+    name: str
+    #: The workload in the pipeline file; None for ingested files.
+    declared: Workload | None
+    jobs: Sequence[JobEntry]
+    recorded: CaseIndex
+    time_source: TimeSource | None
+    kernel_profiler: str | None
+    #: The nodes of a cluster that measured its times.
+    nodes: Nodes
+    gpu: WorkloadGpu
+
+    @property
+    def breakdowns(self) -> Mapping[str, Mapping[str, KernelBreakdown]]:
+        """The kernels by case and profiler."""
+        return self.recorded.breakdowns
+
+    @property
+    def is_command(self) -> bool:
+        return self.declared is not None and self.declared.is_command
+
+    @property
+    def cpu_rows(self) -> str:
+        """What its rows of kind ``cpu_op`` are."""
+        return self.time_source.rows if self.time_source else CPU_ROWS
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """The values of the compared axis, in the order in which the cases were planned."""
+        return tuple(dict.fromkeys(map(self.variant, self.params)))
+
+    @property
+    def launches(self) -> Mapping[str, int]:
+        """The launches by profiler, also those without a time."""
+        return self.recorded.count_launches(self.recorded.tables.kernels, "profiler")
+
+    @property
+    def untimed(self) -> Mapping[tuple[str, str], int]:
+        """The launches without a time, by case and profiler."""
+        kernels = self.recorded.tables.kernels
+        return self.recorded.count_launches(kernels[kernels["total_ns"].isna()], ["case", "profiler"])
+
+    @property
+    def targets(self) -> Mapping[str, Target]:
+        """What the pipeline file expects of a case, by quantity."""
+        return {name: target for name, target in (self.declared.targets if self.declared else ()) if target}
+
+    @property
+    def tolerance(self) -> Mapping[str, float]:
+        """The largest error allowed, by measure; empty without a tolerance."""
+        return self.declared.limits if self.declared else {}
+
+    @property
+    def timed_quantity(self) -> str:
+        """What the times of its cases are of: ``step``; empty without times."""
+        return self.time_source.quantity if self.time_source else ""
 
     @cached_property
     def iteration(self) -> Iteration:
@@ -726,10 +751,60 @@ class WorkloadFindings(Layout):
         """True if kernel times are per call, not of a step or of everything."""
         return self.iteration is Iteration.CALL
 
+
+@dataclass(frozen=True)
+class KernelFindings:
+    """The longest kernels of each case, and the counters of ncu."""
+
+    top: tuple[KernelRow, ...]
+    counters: tuple[Counters, ...]
+    #: How many kernels of a case the report shows; None where the pipeline file does not say.
+    shown: int | None
+
+
+@dataclass(frozen=True)
+class PhaseFindings:
+    """The phases of each case, and its memory by phase.
+
+    ``work`` are those with FLOPs or bytes, and ``host`` those of cases without kernels.
+    """
+
+    kernels: tuple[Phase, ...]
+    work: tuple[Phase, ...]
+    host: tuple[Phase, ...]
+    memory: tuple[Memory, ...]
+
+
+@dataclass(frozen=True)
+class WorkloadFindings(RecordedWorkload):
+    """A workload and what is found in its tables."""
+
+    shapes: tuple[Shape, ...]
+    kernels: KernelFindings
+    phases: PhaseFindings
+    steps: StepFindings
+    timelines: tuple[CaseTimeline, ...]
+    ranks: tuple[RankResult, ...]
+    agreements: tuple[Agreement, ...]
+
+    @property
+    def cases(self) -> tuple[CaseResult, ...]:
+        return tuple(point for shape in self.shapes for point in shape.cases)
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """True if a profiler recorded CPU operators of a case and no kernel."""
+        return any(case.is_on_cpu for case in self.cases)
+
+    @property
+    def varying_shape(self) -> tuple[str, ...]:
+        """The names of the shapes' axes."""
+        return tuple(axis for axis, _ in self.shapes[0].axes) if self.shapes else ()
+
     @cached_property
     def launch_times(self) -> Mapping[str, Mapping[tuple[str, str, str], Measure]]:
         """Of each case of a command without steps: the median time of a launch by kernel, grid and block, in order."""
-        if self.basis is None or self.basis.quantity != "wall":
+        if self.timed_quantity != "wall":
             return {}
         by_case = {}
         for case in self.cases:
@@ -793,13 +868,13 @@ class Findings:
     pending: tuple[NotRun, ...] = ()
     has_ended: bool = True
     expectations: tuple[Expectation, ...] = ()
-    coverage: tuple[Coverage, ...] = ()
+    coverage: tuple[ClassCoverage, ...] = ()
     unattributed: tuple[Unattributed, ...] = ()
     #: By workload and profiler, the cases that ended well and of which the profiler recorded no kernel.
     unseen: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
     launch_counts: tuple[LaunchCounts, ...] = ()
     #: Cases of two workloads whose times differ by more than intervals and clocks explain; the longer comes first.
-    duplicates: tuple[tuple[TimedCase, TimedCase], ...] = ()
+    duplicates: tuple[tuple[DuplicateCase, DuplicateCase], ...] = ()
     #: The tables and the plots that the pipeline file names.
     studies: tuple[Study, ...] = ()
     plots: tuple[Study, ...] = ()
@@ -815,9 +890,9 @@ class Findings:
     @property
     def failed(self) -> bool:
         """True if a case failed, or an expectation or the required coverage was not met."""
-        return self.is_unmet or any(group.status not in ("ok", "skipped") for group in self.not_run)
+        return self.expectations_failed or any(group.status not in ("ok", "skipped") for group in self.not_run)
 
     @property
-    def is_unmet(self) -> bool:
+    def expectations_failed(self) -> bool:
         """True if an expectation of a workload, or the coverage that the pipeline requires, was not met."""
         return any(not e.is_met for e in self.expectations) or any(c.is_too_low for c in self.coverage)

@@ -1,4 +1,4 @@
-"""The runs of a results folder to the course of each case, and what runs show of the noise between processes."""
+"""The runs of a results folder to the trend of each case, and what runs show of the noise between processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from profpipe.analysis.pairs import PairFindings
 from profpipe.analysis.verdict import LEAST_FLOOR
 from profpipe.job import readable
 from profpipe.results.manifest import Manifest
-from profpipe.results.noise import Model, Noise, Sample, Source
+from profpipe.results.noise import Model, Noise, Sample, SpreadSource
 from profpipe.results.schema import Tables
 
 #: 99 % of a normal distribution lie within so many standard deviations.
@@ -36,7 +36,7 @@ Row: TypeAlias = "Mapping[str, Any]"
 
 
 @dataclass(frozen=True)
-class Course:
+class Trend:
     """A case on one device over the runs, the oldest first.
 
     A row of ``points`` is the time ``time_ns`` of one run, and ``is_outside`` if it is outside the noise band. Its
@@ -44,7 +44,7 @@ class Course:
 
     ``band`` is the noise as a ratio minus 1: 99 % of the runs of the same code lie within it around the level, the
     median of the runs. It is None where it is not known. ``sources`` says what it comes from; empty: from the
-    neighbours of this course alone.
+    neighbours of this trend alone.
     """
 
     workload: str
@@ -53,7 +53,7 @@ class Course:
     points: tuple[Row, ...]
     level_ns: float
     band: float | None
-    sources: Mapping[Source, int]
+    sources: Mapping[SpreadSource, int]
 
     @property
     def name(self) -> str:
@@ -62,14 +62,14 @@ class Course:
 
 @dataclass(frozen=True)
 class PipelineHistory:
-    """The runs of one pipeline, the newest first, and the courses of its cases.
+    """The runs of one pipeline, the newest first, and the trends of its cases.
 
     In a row of ``runs``, ``ok`` of ``cases`` rows of its cases ended well.
     """
 
     name: str
     runs: tuple[Row, ...]
-    courses: tuple[Course, ...]
+    trends: tuple[Trend, ...]
 
 
 #: The noise of a pipeline on a device with a driver.
@@ -77,10 +77,10 @@ FindNoise = Callable[[str, str, str], Model]
 
 
 def analyze(runs: Sequence[Row], times: Sequence[Row], find_noise: FindNoise) -> tuple[PipelineHistory, ...]:
-    """Return the courses of the cases of each pipeline.
+    """Return the trends of the cases of each pipeline.
 
     ``runs`` are the newest first; ``times`` are sorted by case and within a case the oldest first. Times on different
-    devices are different courses; a driver or a torch may change within a course.
+    devices are different trends; a driver or a torch may change within a trend.
     """
     names = dict.fromkeys(str(row["name"]) for row in runs)
     return tuple(_pipeline(name, runs, times, find_noise) for name in names)
@@ -92,7 +92,7 @@ def _pipeline(name: str, runs: Sequence[Row], times: Sequence[Row], find_noise: 
     timed = (row for row in times if row["run"] in ids and POSSIBLE_NS[0] <= (row["value"] or 0) <= POSSIBLE_NS[1])
     groups = grouped(((row["workload"], row["case"], row.get("device") or ""), row) for row in timed)
     models: dict[tuple[str, str], Model] = {}
-    courses = []
+    trends = []
     for (workload, case, device), rows in groups.items():
         driver = rows[-1].get("driver") or ""
         model = models.setdefault((device, driver), find_noise(name, device, driver))
@@ -102,8 +102,8 @@ def _pipeline(name: str, runs: Sequence[Row], times: Sequence[Row], find_noise: 
         level = statistics.median(row["value"] for row in rows)
         band = None if sigma is None else max(LEAST_FLOOR, math.expm1(_BAND * sigma))
         points = tuple(_point(row, level, band) for row in rows)
-        courses.append(Course(workload, case, device, points, level, band, sources))
-    return PipelineHistory(name, pipeline_runs, tuple(courses))
+        trends.append(Trend(workload, case, device, points, level, band, sources))
+    return PipelineHistory(name, pipeline_runs, tuple(trends))
 
 
 def _run(row: Row) -> Row:
@@ -129,11 +129,11 @@ def _point(row: Row, level: float, band: float | None) -> Row:
     }
 
 
-def _sigma(logs: Sequence[float], noise: Noise) -> tuple[float | None, Mapping[Source, int]]:
+def _sigma(logs: Sequence[float], noise: Noise) -> tuple[float | None, Mapping[SpreadSource, int]]:
     """Return the standard deviation of one run around its level, and what it comes from.
 
     The spread between runs of the same code comes first. Without it the larger one of the spread within a session,
-    which holds no change from day to day, and of the distances of neighbours in the course.
+    which holds no change from day to day, and of the distances of neighbours in the trend.
     """
     if noise.between:
         return math.log1p(noise.between.spread) / math.sqrt(2), noise.between.counts
@@ -168,13 +168,15 @@ FEWEST_RUNS: Final = 5
 _HALF: Final = statistics.NormalDist().inv_cdf(0.75)
 
 
-def of_pairs(run: str, workload: str, case: str, log_ratios: Sequence[float]) -> Sample:
+def sample_pairs(run: str, workload: str, case: str, log_ratios: Sequence[float]) -> Sample:
     """Return what A-A pairs show. Their ratios vary around 1, so no degree of freedom goes to their centre."""
     degrees = _EFFICIENCY_OF_DISTANCE * len(log_ratios)
-    return Sample(Source.PAIRS, run, workload, case, len(log_ratios), degrees, verdict.spread(log_ratios))
+    return Sample(SpreadSource.PAIRS, run, workload, case, len(log_ratios), degrees, verdict.spread(log_ratios))
 
 
-def of_processes(source: Source, origin: str, workload: str, case: str, times: Sequence[float]) -> Sample | None:
+def sample_processes(
+    source: SpreadSource, origin: str, workload: str, case: str, times: Sequence[float]
+) -> Sample | None:
     """Return what the times (ns) of processes or runs of the same code show; None below two.
 
     The spread is the median distance of two of them. A process that met another load, or a day of another clock, does
@@ -187,22 +189,22 @@ def of_processes(source: Source, origin: str, workload: str, case: str, times: S
     return Sample(source, origin, workload, case, len(times), degrees, math.expm1(statistics.median(distances) / _HALF))
 
 
-def of_run(run: str, data: Tables, manifest: Manifest, verdicts: PairFindings | None = None) -> Iterator[Sample]:
+def sample_run(run: str, data: Tables, manifest: Manifest, verdicts: PairFindings | None = None) -> Iterator[Sample]:
     """Yield what a run that has ended shows of each of its cases. ``verdicts`` are those of an `ab` run."""
     if manifest.ab is None:
         processes = plain_processes(data).items()
-        yield from filter(None, (of_processes(Source.CAPTURES, run, *key, times) for key, times in processes))
+        yield from filter(None, (sample_processes(SpreadSource.CAPTURES, run, *key, times) for key, times in processes))
     elif manifest.ab.is_aa:
         judged = [case for case in (verdicts or pairs.analyze(data, manifest)).cases if case.judgement]
         # Processes of further pairs visit a case more often, so they vary less than those of a first block.
         ratios = ((case, case.earlier_ratios or case.log_ratios) for case in judged)
-        yield from (of_pairs(run, case.workload, case.case, case_ratios) for case, case_ratios in ratios)
+        yield from (sample_pairs(run, case.workload, case.case, case_ratios) for case, case_ratios in ratios)
 
 
-def of_repeated(times: Mapping[tuple[str, str, str], Sequence[float]]) -> Iterator[Sample]:
+def sample_repeated(times: Mapping[tuple[str, str, str], Sequence[float]]) -> Iterator[Sample]:
     """Yield what runs of the same code show. ``times`` are by (fingerprint, workload, case)."""
     samples = (
-        of_processes(Source.RUNS, *key, case_times)
+        sample_processes(SpreadSource.RUNS, *key, case_times)
         for key, case_times in times.items()
         if len(case_times) >= FEWEST_RUNS
     )

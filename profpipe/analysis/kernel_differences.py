@@ -11,7 +11,7 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 import pandas as pd
@@ -143,10 +143,13 @@ def _difference(name: str, b_name: str, a: Captures, b: Captures) -> KernelDiffe
     pairs = [(a_ns[pair], ns) for pair, ns in b_ns.items() if pair in a_ns]
     differences = [after - before for before, after in pairs] or [on_b.ns - on_a.ns]
     ratios = [math.log(after / before) for before, after in pairs if before > 0 and after > 0]
-    difference = KernelDifference(
+    is_apart = max(a_ns.values()) < min(b_ns.values()) or max(b_ns.values()) < min(a_ns.values())
+    is_large = abs(on_b.ns - on_a.ns) > verdict.LEAST_FLOOR * min(on_a.ns, on_b.ns)
+    return KernelDifference(
         name or b_name,
         b_name or name,
-        KernelChange.UNCHANGED,
+        # The time differs if no capture of a side is within those of the other, and by more than the floor.
+        _find_change(name, b_name, on_a, on_b, KernelChange.TIME if is_apart and is_large else KernelChange.UNCHANGED),
         on_a,
         on_b,
         captures=min(len(a), len(b)),
@@ -155,22 +158,16 @@ def _difference(name: str, b_name: str, a: Captures, b: Captures) -> KernelDiffe
         # By the rule of cases, where there are enough pairs of captures to decide.
         judgement=verdict.judge(ratios) if len(ratios) == len(pairs) >= verdict.FEWEST_PAIRS else None,
     )
-    return replace(difference, change=_change(difference, list(a_ns.values()), list(b_ns.values())))
 
 
-def _change(difference: KernelDifference, a_ns: Sequence[float], b_ns: Sequence[float]) -> KernelChange:
-    """Return what differs. The time does if no capture of a side is within those of the other, and beyond the floor."""
-    if not difference.a.calls or not difference.b.calls:
-        return KernelChange.VANISHED if difference.a.calls else KernelChange.APPEARED
-    if difference.name != difference.b_name:
+def _find_change(name: str, b_name: str, a: ClassTotal, b: ClassTotal, change_of_time: KernelChange) -> KernelChange:
+    if not a.calls or not b.calls:
+        return KernelChange.VANISHED if a.calls else KernelChange.APPEARED
+    if name != b_name:
         return KernelChange.EXCHANGED
-    if difference.a.kernel_class != difference.b.kernel_class:
+    if a.kernel_class != b.kernel_class:
         return KernelChange.CLASS
-    if not are_as_many(difference.a.calls, difference.b.calls):
-        return KernelChange.LAUNCHES
-    is_apart = max(a_ns) < min(b_ns) or max(b_ns) < min(a_ns)
-    is_large = abs(difference.part_ns) > verdict.LEAST_FLOOR * min(difference.a.ns, difference.b.ns)
-    return KernelChange.TIME if is_apart and is_large else KernelChange.UNCHANGED
+    return change_of_time if are_as_many(a.calls, b.calls) else KernelChange.LAUNCHES
 
 
 def are_as_many(calls: float, others: float) -> bool:
@@ -261,7 +258,7 @@ def read_captures(data: Tables, run: Manifest, times: Mapping[_Key, str]) -> dic
         index = CaseIndex.of(process_tables, is_command)
         for case, profiler in index.capture_totals:
             totals = _totals(index, case, profiler, is_command, times.get((workload, case), ""))
-            if totals is not None and (kernels := by_name(totals)):
+            if totals is not None and (kernels := sum_kernels(totals)):
                 sides = captures.setdefault((workload, case), {"A": {}, "B": {}})
                 sides[side] = {**sides[side], pair: kernels}
     return captures
@@ -308,7 +305,7 @@ def _totals(index: CaseIndex, case: str, profiler: str, is_command: bool, metric
     return index.step_totals.get(key)
 
 
-def by_name(totals: KernelTotals) -> dict[str, ClassTotal]:
+def sum_kernels(totals: KernelTotals) -> dict[str, ClassTotal]:
     """Return the kernels by name, and copies and sets, whose class is their kind.
 
     A name with several classes has the one of the most time.

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import pandas as pd
 
@@ -307,7 +307,7 @@ class SwitchCost:
 
     All but ``measured_call`` come from one profiler's kernels. ``amdahl_limit`` is the speed-up of the call if the
     attention kernel took no time. ``changes`` are (category, difference in ns per call, in calls); the category
-    ``copies`` is in no ratio. ``mark`` is ``unchecked`` if the pipeline sets a tolerance and a result was not compared.
+    ``copies`` is in no ratio. ``flag`` is ``unchecked`` if the pipeline sets a tolerance and a result was not compared.
     """
 
     variant: str
@@ -317,7 +317,7 @@ class SwitchCost:
     measured_call: float | None
     amdahl_limit: float | None
     changes: tuple[tuple[str, float, float], ...] = ()
-    mark: str = ""
+    flag: str = ""
 
     @property
     def faster_kernel_slower_call(self) -> bool:
@@ -370,7 +370,7 @@ _category = functools.lru_cache(maxsize=4096)(category)
 
 
 def switch_cost(
-    variant: str, base: KernelBreakdown, other: KernelBreakdown, measured: float | None, mark: str = ""
+    variant: str, base: KernelBreakdown, other: KernelBreakdown, measured: float | None, flag: str = ""
 ) -> SwitchCost:
     """Compare ``variant`` with the baseline by one profiler's kernels. ``measured`` is the speed-up of timed calls."""
     attention = with_helpers = limit = None
@@ -382,7 +382,7 @@ def switch_cost(
     if base.is_fused and share < 1:
         limit = 1 / (1 - share)
     call = base.total.ns / other.total.ns
-    return SwitchCost(variant, attention, with_helpers, call, measured, limit, _changes(base, other), mark)
+    return SwitchCost(variant, attention, with_helpers, call, measured, limit, _changes(base, other), flag)
 
 
 def _changes(base: KernelBreakdown, other: KernelBreakdown) -> tuple[tuple[str, float, float], ...]:
@@ -499,17 +499,10 @@ class KernelRow:
     share: float
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A rule of ncu that applies to a kernel, and the speed-up in % that ncu estimates, if any.
-
-    ``SpeedupType`` of the NvRules API: a global estimate is the reduction of the run time. An ``is_local`` estimate is
-    the increase of one unit's efficiency.
-    """
-
-    name: str
-    speedup: float | None = None
-    is_local: bool = False
+#: A rule of ncu that applies to a kernel, the speed-up in % that ncu estimates, if any, and whether it is local.
+#: ``SpeedupType`` of the NvRules API: a global estimate is the reduction of the run time, a local one the increase of
+#: one unit's efficiency.
+Rule: TypeAlias = "tuple[str, float | None, bool]"
 
 
 @dataclass(frozen=True)
@@ -575,23 +568,17 @@ class Phase:
 class PhaseMemory:
     """The allocated memory of a phase: when it began, and its peak (nested phases included).
 
-    ``course``: us since the iteration began, and the most bytes since the point before.
+    ``trend``: us since the iteration began, and the most bytes since the point before.
     """
 
     phase: str
     start: float | None
     peak: float
-    course: tuple[tuple[float, float], ...] = ()
+    trend: tuple[tuple[float, float], ...] = ()
 
 
-@dataclass(frozen=True)
-class Allocation:
-    """The allocations of one size from one line of source. ``held``: how many of them were alive at the peak."""
-
-    place: str
-    size: float
-    count: int
-    held: int = 0
+#: A line of source, and the size and number of its allocations: in all, and alive at the peak.
+Allocation: TypeAlias = "tuple[str, float, int, int]"
 
 
 @dataclass(frozen=True)

@@ -7,79 +7,47 @@ import math
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 import pandas as pd
 
 from profpipe.analysis import cluster, kernel_differences, verdict
-from profpipe.analysis.compare_runs import POSSIBLE_NS, Failure
+from profpipe.analysis.changes import (
+    Change,
+    Failure,
+    Gate,
+    GateResult,
+    MetricChange,
+    find_gate_cause,
+    judge_gate,
+    judge_time,
+)
+from profpipe.analysis.compare_runs import POSSIBLE_NS, Key
 from profpipe.analysis.findings import NotRun
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernel_differences import Captures, KernelComparison, KernelDifference
+from profpipe.analysis.kernel_differences import Captures, KernelDifference
 from profpipe.analysis.kernels import rows
-from profpipe.analysis.verdict import Gate, Judgement
+from profpipe.analysis.verdict import Judgement
 from profpipe.job import Status
 from profpipe.measure.flags import Flag
 from profpipe.results import pair_blocks, schema
-from profpipe.results.manifest import Manifest, PairsEntry, Undecided
-from profpipe.results.pair_blocks import Block
+from profpipe.results.manifest import Manifest, PairsEntry
+from profpipe.results.pair_blocks import PairBlock
 from profpipe.results.schema import NOT_IN_KERNELS, KernelChange, Tables, Verdict
 
 _SUBJECT: Final = re.compile(rf"{schema.PAIR_PREFIX}(\d+) ([AB])")
 
 
 @dataclass(frozen=True)
-class CaseVerdict:
-    """A case on both sides. ``judgement`` is None where no pair has both times, and where a process failed.
-
-    ``a_ns`` and ``b_ns`` are medians over processes. A case that would have failed the gate was measured in a second
-    block of pairs, and one that was undecided in further pairs: then ``judgement`` is that of the last block alone, and
-    ``first`` that of the first block. ``further_pairs`` is 0 where no further pairs were judged. ``log_ratios`` are
-    those of the pairs behind ``judgement``. ``earlier_ratios`` are those of the block before the further pairs; without
-    further pairs there are none.
-    """
-
-    workload: str
-    case: str
-    metric: str
-    a_ns: float
-    b_ns: float
-    judgement: Judgement | None
-    first: Judgement | None = None
-    log_ratios: tuple[float, ...] = ()
-    further_pairs: int = 0
-    earlier_ratios: tuple[float, ...] = ()
-    failure: Failure | None = None
-    #: B's results are outside the tolerance in some process, and A's in none.
-    is_newly_inaccurate: bool = False
-    #: The result of the gate; None without one.
-    gate: Gate | None = None
-    flags: str = "[]"
-    #: The difference by kernel, where both sides have a capture.
-    kernels: KernelComparison | None = None
-    #: The same case by its energy: ``a_ns`` and ``b_ns`` are in J. No gate judges it. None where a side has no energy.
-    energy: CaseVerdict | None = None
-
-    @property
-    def verdict(self) -> Verdict | None:
-        return self.judgement.verdict if self.judgement else None
-
-    @property
-    def difference_ns(self) -> float:
-        """B - A: the estimate over the pairs, in the time of A."""
-        return self.a_ns * (self.judgement.ratio - 1) if self.judgement else math.nan
-
-
-@dataclass(frozen=True)
 class PairFindings:
     """The verdicts of an `ab` run. ``false_verdicts`` is how many FASTER and SLOWER chance alone is likely to give."""
 
-    cases: tuple[CaseVerdict, ...]
+    cases: tuple[Change, ...]
     false_verdicts: float
-    #: The percentage of the gate; None without one.
-    percent: float | None = None
-    undecided: Undecided = Undecided.REPORT
+    #: None without a gate.
+    gate: GateResult | None = None
     is_complete: bool = True
     #: Rows of `cases`: the processes under a profiler that did not end well.
     failed_captures: tuple[Any, ...] = ()
@@ -90,116 +58,87 @@ class PairFindings:
         return sum(case.verdict is wanted for case in self.cases)
 
     @property
-    def failed(self) -> tuple[CaseVerdict, ...]:
-        return self._with(Gate.FAILED)
-
-    @property
-    def open(self) -> tuple[CaseVerdict, ...]:
-        """The cases that neither pass the gate nor fail it."""
-        return self._with(Gate.UNDECIDED)
-
-    @property
-    def gate(self) -> Gate | None:
-        """The result of the gate; None without one."""
-        if self.percent is None:
-            return None
-        lacks_cases = not self.cases or not self.is_complete
-        if self.failed or ((self.open or lacks_cases) and self.undecided is Undecided.FAIL):
-            return Gate.FAILED
-        is_left = self.undecided is Undecided.REPORT or any(map(_lacks_times, self.open))
-        return Gate.UNDECIDED if lacks_cases or (self.open and is_left) else Gate.PASSED
-
-    @property
-    def without_kernels(self) -> tuple[CaseVerdict, ...]:
+    def unexplained(self) -> tuple[Change, ...]:
         """The cases with a verdict that no capture explains, although none of their captures failed."""
         failed = {(row.workload, row.case) for row in self.failed_captures}
         judged = (case for case in self.cases if case.judgement and not case.kernels)
-        return tuple(case for case in judged if (case.workload, case.case) not in failed)
-
-    def _with(self, gate: Gate) -> tuple[CaseVerdict, ...]:
-        return tuple(case for case in self.cases if case.gate is gate)
-
-
-def _lacks_times(case: CaseVerdict) -> bool:
-    """Return True for a case that failed or lacks pairs. A skipped one is not expected to have times."""
-    return case.failure.status in schema.FAILED if case.failure else case.judgement is None
+        return tuple(case for case in judged if case.key not in failed)
 
 
 def analyze(data: Tables, run: Manifest) -> PairFindings:
     """Return the verdicts of an `ab` run. Pairs of which one process is missing or failed do not count."""
     assert run.ab is not None
-    cases = _add_captures(tuple(_cases(data, run.ab)), data, run)
-    percent = run.ab.gate
+    metrics = {key: metric for key, (metric, _) in _read_values(data, schema.TIMES).items()}
+    cases = tuple(_find_changes(data, run.ab, kernel_differences.read_captures(data, run, metrics)))
+    is_complete = run.ended is not None
     # What is decided by further pairs had its chance of a false verdict in the first block too.
     series = [compared for case in cases for compared in (case, case.energy) if compared]
     judged = [
         judgement
-        for case in series
-        for judgement in (case.judgement, case.first if case.further_pairs else None)
+        for compared in series
+        for judgement in (compared.judgement, compared.first if compared.further_pairs else None)
         if judgement
     ]
     return PairFindings(
         cases,
         verdict.expected_false(judged),
-        percent,
-        run.ab.undecided,
-        is_complete=run.ended is not None,
+        None if run.ab.gate is None else judge_gate(cases, run.ab.gate, run.ab.undecided, is_complete=is_complete),
+        is_complete=is_complete,
         failed_captures=kernel_differences.failed_captures(data),
         pending=cluster.find_unfinished(data, run),
     )
 
 
-def choose_again(data: Tables, run: Manifest, block: Block) -> set[tuple[str, str]]:
+def choose_again(data: Tables, run: Manifest, block: PairBlock) -> set[Key]:
     """Return (workload, case) of the cases to measure in a later block of pairs. A case that failed is not among them.
 
-    ``Block.GATE``: the first block fails the gate. ``Block.FURTHER``: the earlier blocks leave the case undecided, and
-    so do the further pairs that were judged so far. Such a case is not measured for the gate. With a gate, a case that
-    passes it needs no further pairs. ``Block.FIRST``: the first pairs scatter by more than the gate can bear.
+    ``PairBlock.GATE``: the first block fails the gate. ``PairBlock.FURTHER``: the earlier blocks leave the case
+    undecided, and so do the further pairs that were judged so far. Such a case is not measured for the gate. With a
+    gate, a case that passes it needs no further pairs. ``PairBlock.FIRST``: the first pairs scatter by more than the
+    gate can bear.
     """
     assert run.ab is not None
-    if block is Block.FIRST:
-        trial = _measured(_until(data, pair_blocks.TRIAL), run.ab)
+    if block is PairBlock.FIRST:
+        trial = _find_measured(_select_pairs(data, pair_blocks.TRIAL), run.ab)
         return {key for key, case in trial.items() if verdict.scatters(case.log_ratios, run.ab.gate)}
-    if block is Block.GATE:
-        first = _until(data, run.ab.pairs)
-        failing = {key for key, case in _measured(first, run.ab).items() if _fails_by_time(case, run.ab)}
-        return failing - _undecided(first, run.ab) if run.ab.more else failing
-    open_cases = _undecided(_until(data, pair_blocks.first_further(run.ab) - 1), run.ab)
-    cases = _measured(data, run.ab)
+    if block is PairBlock.GATE:
+        first = _select_pairs(data, run.ab.pairs)
+        failing = {
+            key
+            for key, case in _find_measured(first, run.ab).items()
+            if run.ab.gate is not None and judge_time(case, run.ab.gate) is Gate.FAILED
+        }
+        return failing - _find_undecided(first, run.ab) if run.ab.more else failing
+    open_cases = _find_undecided(_select_pairs(data, pair_blocks.first_further(run.ab) - 1), run.ab)
+    cases = _find_measured(data, run.ab)
     return {key for key in open_cases & cases.keys() if not _is_decided_by_further_pairs(cases[key])}
 
 
-def _until(data: Tables, last: int) -> Tables:
+def _select_pairs(data: Tables, last: int) -> Tables:
     """Return the tables with the times of the pairs up to number ``last``."""
     numbers = data.metrics["subject"].str.extract(_SUBJECT.pattern)[0].fillna("0").astype(int)
     return Tables(data.cases, metrics=data.metrics[numbers <= last])
 
 
-def _measured(data: Tables, settings: PairsEntry) -> dict[tuple[str, str], CaseVerdict]:
-    cases = (case for case in _cases(data, settings) if case.judgement and not case.failure)
-    return {(case.workload, case.case): case for case in cases}
+def _find_measured(data: Tables, settings: PairsEntry) -> dict[Key, Change]:
+    cases = (case for case in _find_changes(data, settings) if case.judgement and not case.failure)
+    return {case.key: case for case in cases}
 
 
-def _fails_by_time(case: CaseVerdict, settings: PairsEntry) -> bool:
-    if case.judgement is None or settings.gate is None:
-        return False
-    return verdict.judge_gate(case.judgement, settings.gate, None) is Gate.FAILED
-
-
-def _undecided(data: Tables, settings: PairsEntry) -> set[tuple[str, str]]:
+def _find_undecided(data: Tables, settings: PairsEntry) -> set[Key]:
     """Return the cases that need further pairs after the blocks in ``data``."""
-    return {key for key, case in _measured(data, settings).items() if _needs_more(case, settings)}
+    return {key for key, case in _find_measured(data, settings).items() if _needs_more(case, settings)}
 
 
-def _needs_more(case: CaseVerdict, settings: PairsEntry) -> bool:
+def _needs_more(case: Change, settings: PairsEntry) -> bool:
     judged = case.judgement
-    if judged is None or case.gate is Gate.PASSED:
+    if judged is None or (settings.gate is not None and find_gate_cause(case, settings.gate) is None):
         return False
     # The second block of a gate has confirmed a difference of the first.
     return judged.verdict is Verdict.INCONCLUSIVE if case.first else not verdict.is_clear(judged, case.log_ratios)
 
 
-def _is_decided_by_further_pairs(case: CaseVerdict) -> bool:
+def _is_decided_by_further_pairs(case: Change) -> bool:
     return bool(case.further_pairs and case.judgement and case.judgement.verdict is not Verdict.INCONCLUSIVE)
 
 
@@ -251,40 +190,50 @@ FIGURES: Final = ("ratio", "ci_low", "ci_high", "p", "pairs", "floor", "pairs_mo
 # --- cases -----------------------------------------------------------------------------------------------------------
 
 
-def _cases(data: Tables, settings: PairsEntry) -> Iterator[CaseVerdict]:
-    """Yield the cases in the order of the table, each with the verdict of the last block that was judged."""
-    failures = _failures(data)
-    times, energies = _values(data, schema.TIMES), _values(data, schema.ENERGIES)
-    inaccurate = _marked_sides(data, schema.PAIR_INACCURATE)
+def _find_changes(
+    data: Tables, settings: PairsEntry, captures: Mapping[Key, Mapping[str, Captures]] = MappingProxyType({})
+) -> Iterator[Change]:
+    """Yield the cases in the order of the table, with the verdict of the last block that was judged.
+
+    A case that has a verdict and a capture of both sides has the difference by kernel.
+    """
+    failures = _find_failures(data)
+    times, energies = _read_values(data, schema.TIMES), _read_values(data, schema.ENERGIES)
+    inaccurate = _find_marked_sides(data, schema.PAIR_INACCURATE)
     timed = data.cases[data.cases["profiler"] == "plain"]
     for workload, case, flags in rows(timed, "workload", "case", "flags"):
         key = workload, case
-        judged = replace(
-            _judged(workload, case, *times.get(key, ("", {})), failures.get(key), settings),
-            is_newly_inaccurate=inaccurate.get(key) == {"B"},
-            flags=flags,
+        failure = failures.get(key)
+        series, energy = (
+            _judge_metric(key, *values.get(key, ("", {})), failure, settings) for values in (times, energies)
         )
-        if key in energies:
-            energy = _judged(workload, case, *energies[key], failures.get(key), settings)
-            judged = replace(judged, energy=energy if energy.judgement else None)
-        yield judged if settings.gate is None else replace(judged, gate=_gate(judged, settings.gate))
+        kernels = None
+        if series.judgement and key in captures:
+            kernels = kernel_differences.compare(series.difference_ns, captures[key]["A"], captures[key]["B"])
+        if kernels and kernels.variations:
+            flags = json.dumps([*json.loads(flags or "[]"), Flag.KERNELS_VARY])
+        yield Change(
+            **vars(series),
+            workload=workload,
+            case=case,
+            inaccurate_in=tuple(sorted(inaccurate.get(key, ()))),
+            flags=flags,
+            kernels=kernels,
+            energy=energy if energy.judgement else None,
+        )
 
 
-def _judged(
-    workload: str,
-    case: str,
-    metric: str,
-    pairs: Mapping[int, Mapping[str, float]],
-    failure: Failure | None,
-    settings: PairsEntry,
-) -> CaseVerdict:
+def _judge_metric(
+    key: Key, metric: str, pairs: Mapping[int, Mapping[str, float]], failure: Failure | None, settings: PairsEntry
+) -> MetricChange:
     """Return the verdict on a case by one metric, from its values by pair and side."""
+    workload, case = key
     blocks = grouped(
         (pair_blocks.block_of(number, settings), pair)
         for number, pair in sorted(pairs.items())
         if len(pair) == 2 and not pair_blocks.is_trial(number, workload, settings)
     )
-    first, gate, further = (blocks.get(block, []) for block in Block)
+    first, gate, further = (blocks.get(block, []) for block in PairBlock)
     floor = max(verdict.LEAST_FLOOR, settings.spreads.get(workload, {}).get(case, 0.0))
     # One process that crashed makes the times of the others doubtful, and one that was skipped does not.
     is_doubtful = bool(failure and failure.status in schema.FAILED)
@@ -295,51 +244,33 @@ def _judged(
     if ratios and judgement is None:
         judgement = verdict.judge(ratios, floor)
     has_later = counted is not first and bool(first)
-    return CaseVerdict(
-        workload,
-        case,
+    return MetricChange(
         metric,
         a_ns=_median([pair["A"] for pair in counted]),
         b_ns=_median([pair["B"] for pair in counted]),
+        failure=failure,
         judgement=judgement,
         first=verdict.judge(_log_ratios(first), floor) if has_later else None,
         log_ratios=tuple(ratios),
         further_pairs=further_pairs,
         earlier_ratios=tuple(_log_ratios(gate or first)) if further_pairs else (),
-        failure=failure,
     )
 
 
-def _add_captures(cases: tuple[CaseVerdict, ...], data: Tables, run: Manifest) -> tuple[CaseVerdict, ...]:
-    """Return the cases with the difference by kernel of those that have a verdict and a capture on both sides."""
-    metrics = {(case.workload, case.case): case.metric for case in cases if case.judgement}
-    captures = kernel_differences.read_captures(data, run, metrics)
-    return tuple(_add_kernels(case, captures.get((case.workload, case.case), {})) for case in cases)
-
-
-def _add_kernels(case: CaseVerdict, captures: Mapping[str, Captures]) -> CaseVerdict:
-    if not case.judgement or not captures:
-        return case
-    comparison = kernel_differences.compare(case.difference_ns, captures["A"], captures["B"])
-    if not comparison or not comparison.variations:
-        return replace(case, kernels=comparison)
-    return replace(case, kernels=comparison, flags=json.dumps([*json.loads(case.flags or "[]"), Flag.KERNELS_VARY]))
-
-
-def _read_pair_rows(metrics: pd.DataFrame) -> Iterator[tuple[tuple[str, str], str, int, str, float]]:
+def _read_pair_rows(metrics: pd.DataFrame) -> Iterator[tuple[Key, str, int, str, float]]:
     """Yield the case, the metric, the pair, the side and the value of the rows of single processes."""
     for workload, case, metric, subject, value in rows(metrics, "workload", "case", "metric", "subject", "value"):
         if match := _SUBJECT.fullmatch(subject):
             yield (workload, case), metric, int(match[1]), match[2], value
 
 
-def _values(data: Tables, metrics: Sequence[str]) -> dict[tuple[str, str], tuple[str, dict[int, dict[str, float]]]]:
+def _read_values(data: Tables, metrics: Sequence[str]) -> dict[Key, tuple[str, dict[int, dict[str, float]]]]:
     """Return by case the first of ``metrics`` that a side has, and its values by pair and side.
 
     Where the other side lacks it, nothing is compared.
     """
     is_wanted = data.metrics["metric"].isin(metrics) & (data.metrics["profiler"] == "plain")
-    values: dict[tuple[str, str], dict[str, dict[int, dict[str, float]]]] = {}
+    values: dict[Key, dict[str, dict[int, dict[str, float]]]] = {}
     for key, metric, pair, side, value in _read_pair_rows(
         data.metrics[is_wanted & data.metrics["value"].between(*POSSIBLE_NS)]
     ):
@@ -356,9 +287,9 @@ def _median(values: Sequence[float]) -> float:
     return statistics.median(values) if values else math.nan
 
 
-def _failures(data: Tables) -> dict[tuple[str, str], Failure]:
+def _find_failures(data: Tables) -> dict[Key, Failure]:
     failed = data.cases[(data.cases["status"] != Status.OK.value) & (data.cases["profiler"] == "plain")]
-    sides = _marked_sides(data, schema.PAIR_FAILED)
+    sides = _find_marked_sides(data, schema.PAIR_FAILED)
     is_time = data.metrics["metric"].isin(schema.TIMES) & (data.metrics["profiler"] == "plain")
     wrong = data.metrics[is_time & ~data.metrics["value"].between(*POSSIBLE_NS).fillna(False)]
     damaged = Failure(Status.FAILED.value, "a recorded time is 0, negative or no number", is_of_b_alone=False)
@@ -368,21 +299,7 @@ def _failures(data: Tables) -> dict[tuple[str, str], Failure]:
     }
 
 
-def _marked_sides(data: Tables, metric: str) -> dict[tuple[str, str], set[str]]:
+def _find_marked_sides(data: Tables, metric: str) -> dict[Key, set[str]]:
     """Return by case the sides of which a process has the mark ``metric``."""
     marked = _read_pair_rows(data.metrics[data.metrics["metric"] == metric])
     return {key: set(sides) for key, sides in grouped((key, side) for key, _, _, side, _ in marked).items()}
-
-
-# --- the gate --------------------------------------------------------------------------------------------------------
-
-
-def _gate(case: CaseVerdict, percent: float) -> Gate:
-    """Return what a case means for a gate of ``percent``: also failed where B alone failed or became inaccurate."""
-    if case.is_newly_inaccurate or (case.failure and case.failure.is_of_b_alone):
-        return Gate.FAILED
-    if case.judgement is None or case.failure:
-        return Gate.UNDECIDED
-    limit = math.log1p(percent / 100)
-    p_slower = verdict.p_values([value - limit for value in case.log_ratios])[0]
-    return verdict.judge_gate(case.judgement, percent, p_slower)

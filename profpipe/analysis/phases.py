@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from profpipe.analysis.case_index import Number
+from profpipe.analysis.case_index import MetricRow
 from profpipe.analysis.findings import CaseResult
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import Allocation, Memory, Phase, PhaseMemory, by_preference, rows
@@ -41,7 +41,7 @@ def find_host_phases(ranges: pd.DataFrame, cases: Collection[str]) -> Iterator[P
 
 
 def find_phase_work(
-    numbers: Mapping[tuple[str, str, str], Mapping[str, Number]],
+    numbers: Mapping[tuple[str, str, str], Mapping[str, MetricRow]],
     cases: Mapping[str, CaseResult],
     phases: Mapping[str, Sequence[Phase]],
     rates: PeakRates,
@@ -94,7 +94,7 @@ def _work_of_case(
 
 
 def read_memory(
-    numbers: Mapping[tuple[str, str, str], Mapping[str, Number]], cases: Iterable[str], folder: str
+    numbers: Mapping[tuple[str, str, str], Mapping[str, MetricRow]], cases: Iterable[str], folder: str
 ) -> Iterator[Memory]:
     """Yield the record of each of ``cases`` that has one; ``folder`` is the job's, relative to the run's."""
     plain = ((case, subject, metrics) for (case, profiler, subject), metrics in numbers.items() if profiler == "plain")
@@ -116,23 +116,23 @@ def _outer_first(names: Iterable[str]) -> Iterator[str]:
     return (path for path in dict.fromkeys(around) if path in names)
 
 
-def _phase(name: str, metrics: Mapping[str, Number]) -> PhaseMemory:
+def _phase(name: str, metrics: Mapping[str, MetricRow]) -> PhaseMemory:
     start = metrics["allocated_at_start"].value if "allocated_at_start" in metrics else None
     points = ((match, number.value) for metric, number in metrics.items() if (match := _POINT.fullmatch(metric)))
-    course = sorted((float(match[1]), size) for match, size in points)
-    return PhaseMemory(name, start, metrics["peak_allocated"].value, tuple(course))
+    trend = sorted((float(match[1]), size) for match, size in points)
+    return PhaseMemory(name, start, metrics["peak_allocated"].value, tuple(trend))
 
 
-def _allocations(subjects: Mapping[str, Mapping[str, Number]]) -> list[Allocation]:
+def _allocations(subjects: Mapping[str, Mapping[str, MetricRow]]) -> list[Allocation]:
     """Return the allocations in the order of their ranks: the largest first."""
     ranked: dict[int, Allocation] = {}
     for place, metrics in subjects.items():
         for metric, number in metrics.items():
             if match := _RANKED.fullmatch(metric):
                 held = _count(metrics.get(f"held:{match[1]}"))
-                ranked[int(match[1])] = Allocation(place, number.value, _count(number), held)
+                ranked[int(match[1])] = (place, number.value, _count(number), held)
     return [ranked[rank] for rank in sorted(ranked)]
 
 
-def _count(number: Number | None) -> int:
+def _count(number: MetricRow | None) -> int:
     return 0 if number is None or pd.isna(number.n) else int(number.n)

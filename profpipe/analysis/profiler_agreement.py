@@ -8,7 +8,15 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from profpipe.analysis.case_index import RankResult, find_ranks
-from profpipe.analysis.findings import CLOSE, Agreement, CaseResult, Figure, LaunchCounts, Reason, WorkloadFindings
+from profpipe.analysis.findings import (
+    CLOSE,
+    Agreement,
+    CaseResult,
+    Explanation,
+    LaunchCounts,
+    ProfilerTime,
+    RecordedWorkload,
+)
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import ClassTotal, Counters, KernelBreakdown, KernelTotals, Key, by_preference, rows
 from profpipe.analysis.roofline import QUEUE
@@ -61,7 +69,7 @@ _COMMUNICATION = "communication_busy"
 _CLOCK_STEP_HZ = 15e6
 
 
-class Conditions:
+class ProfilerConditions:
     """How the profilers of a workload ran.
 
     ``longest`` holds, by kernel, ncu's mean (ns) and clock (Hz) in its longest launch that agrees with the reference.
@@ -71,10 +79,9 @@ class Conditions:
 
     def __init__(
         self,
-        data: WorkloadFindings,
+        data: RecordedWorkload,
         run: Manifest,
         counters: Mapping[str, Iterable[Counters]],
-        highest_hz: float | None,
     ) -> None:
         """``counters`` are ncu's by case, ``run`` is run.json."""
         jobs, self.is_command = run.jobs_of(data.name), data.is_command
@@ -82,7 +89,7 @@ class Conditions:
         self.ncu_locks_clocks = bool(ncu_argv) and not _has_flag(ncu_argv, "--clock-control", "none")
         self.ncu_empties_caches = not _has_flag(ncu_argv, "--cache-control", "none")
         self.flushed = frozenset(() if self.is_command else (job.profiler for job in jobs))
-        self.recorded, self.highest_hz = data.recorded, highest_hz
+        self.recorded, self.highest_hz = data.recorded, data.gpu.highest_clock
         self.longest = self._longest_launches(counters)
 
     def number(self, case: str, profiler: str, metric: str) -> float:
@@ -127,7 +134,7 @@ def _first_of(row: Counters, names: Iterable[str]) -> float | None:
 def compare_profilers(
     point: CaseResult,
     breakdowns: Mapping[str, KernelBreakdown],
-    conditions: Conditions,
+    conditions: ProfilerConditions,
     counters: Sequence[Counters] = (),
 ) -> Agreement | None:
     """Compare the times of one case; ``breakdowns`` by profiler, ``counters`` of ncu. None for fewer than two times.
@@ -139,29 +146,29 @@ def compare_profilers(
         return None
     reference, *others = comparable
     case = _ReferenceCase(point, breakdowns[reference], conditions)
-    figures: list[Figure | None] = [Figure(reference, case.ns)]
+    times: list[ProfilerTime | None] = [ProfilerTime(reference, case.ns)]
     # The kernels of a command are those of its whole process.
     if not conditions.is_command and (timed := point.values.get("time")) is not None:
-        figures.append(_compare_timed_call(case, timed))
+        times.append(_compare_timed_call(case, timed))
     for name in others:
         if conditions.is_command and case.breakdown.iterations == 1 and breakdowns[name].total.calls != case.calls:
             # A benchmark that runs for a time launches less under a slower profiler: `compare_launches` says so.
             continue
         if name == "ncu":
-            figures.append(_compare_ncu(case, breakdowns[name], counters))
+            times.append(_compare_ncu(case, breakdowns[name], counters))
         else:
             ns = breakdowns[name].total.ns
             is_jitter = case.breakdown.kind == "kernel" and abs(ns - case.ns) <= case.calls * _JITTER_NS
-            short = _reason("short kernels", limit_ns=_JITTER_NS) if is_jitter else ()
-            figures.append(_figure(case, name, ns, short or _clock_reasons(case, name, ns / case.ns)))
-    compared_figures = tuple(figure for figure in figures if figure)
-    return Agreement(point.id, reference, compared_figures) if len(compared_figures) > 1 else None
+            short = _explain("short kernels", limit_ns=_JITTER_NS) if is_jitter else ()
+            times.append(_measure(case, name, ns, short or _clock_reasons(case, name, ns / case.ns)))
+    compared = tuple(time for time in times if time)
+    return Agreement(point.id, reference, compared) if len(compared) > 1 else None
 
 
 class _ReferenceCase:
     """A case under the profiler that the others are compared with."""
 
-    def __init__(self, point: CaseResult, breakdown: KernelBreakdown, conditions: Conditions) -> None:
+    def __init__(self, point: CaseResult, breakdown: KernelBreakdown, conditions: ProfilerConditions) -> None:
         self.point, self.breakdown, self.conditions = point, breakdown, conditions
         self.profiler, self.ns, self.calls = breakdown.profiler, breakdown.total.ns, breakdown.total.calls
         self.totals = conditions.recorded.totals[point.id, breakdown.profiler]
@@ -178,30 +185,32 @@ class _ReferenceCase:
         return list(find_ranks(self.conditions.recorded, [self.point.id]))
 
 
-#: The reasons of a difference that explain all of it; empty where nothing does.
-_Reasons = tuple[Reason, ...]
+#: The explanations of a difference that explain all of it; empty where nothing does.
+_Explanations = tuple[Explanation, ...]
 
 
-def _reason(cause: str, **numbers: float | str) -> _Reasons:
-    return (Reason(cause, numbers),)
+def _explain(cause: str, **numbers: float | str) -> _Explanations:
+    return (Explanation(cause, numbers),)
 
 
-def _figure(case: _ReferenceCase, profiler: str, ns: float, reasons: _Reasons, part: _Reasons = ()) -> Figure:
-    """Return the figure of ``profiler``; ``part`` explains some of the difference where no reason explains it all."""
+def _measure(
+    case: _ReferenceCase, profiler: str, ns: float, explanations: _Explanations, part: _Explanations = ()
+) -> ProfilerTime:
+    """Return the time of ``profiler``; ``part`` explains some of the difference where no reason explains it all."""
     difference = ns / case.ns - 1
     if abs(difference) <= CLOSE:
-        return Figure(profiler, ns, difference)
-    return Figure(profiler, ns, difference, reasons or part, is_unexplained=not reasons)
+        return ProfilerTime(profiler, ns, difference)
+    return ProfilerTime(profiler, ns, difference, explanations or part, is_unexplained=not explanations)
 
 
 # --- clocks ----------------------------------------------------------------------------------------------------------
 
 
-def _clock_reasons(case: _ReferenceCase, profiler: str, ratio: float) -> _Reasons:
+def _clock_reasons(case: _ReferenceCase, profiler: str, ratio: float) -> _Explanations:
     return _recorded_clock(case, profiler, ratio) or _throttled(case, profiler, ratio)
 
 
-def _recorded_clock(case: _ReferenceCase, profiler: str, ratio: float) -> _Reasons:
+def _recorded_clock(case: _ReferenceCase, profiler: str, ratio: float) -> _Explanations:
     """Return the recorded clocks as the reason why ``profiler`` has ``ratio`` times the reference's time.
 
     A call that arithmetic limits takes as many cycles at each clock. So the clocks are the reason where they differ by
@@ -215,10 +224,10 @@ def _recorded_clock(case: _ReferenceCase, profiler: str, ratio: float) -> _Reaso
     if abs(cycles) > CLOSE or (reference_hz / hz - 1) / (ratio - 1) < 0.5:
         return ()
     reference = case.profiler
-    return _reason("clock", profiler=profiler, hz=hz, reference=reference, reference_hz=reference_hz, cycles=cycles)
+    return _explain("clock", profiler=profiler, hz=hz, reference=reference, reference_hz=reference_hz, cycles=cycles)
 
 
-def _reference_below_highest(case: _ReferenceCase, ratio: float) -> _Reasons:
+def _reference_below_highest(case: _ReferenceCase, ratio: float) -> _Explanations:
     """Return the reference's clock as the reason why ncu, under which the GPU rests between kernels, is faster."""
     base, highest = case.clocks(case.profiler), case.conditions.highest_hz
     if 1 - ratio <= CLOSE or not case.is_compute_bound or base is None or highest is None:
@@ -226,10 +235,10 @@ def _reference_below_highest(case: _ReferenceCase, ratio: float) -> _Reasons:
     share = base[1] / highest
     if ratio < share * (1 - CLOSE) or (1 - share) / (1 - ratio) < 0.5:
         return ()
-    return _reason("clock below its highest", reference=case.profiler, hz=base[1], highest_hz=highest)
+    return _explain("clock below its highest", reference=case.profiler, hz=base[1], highest_hz=highest)
 
 
-def _throttled(case: _ReferenceCase, profiler: str, ratio: float) -> _Reasons:
+def _throttled(case: _ReferenceCase, profiler: str, ratio: float) -> _Explanations:
     """Return a clock that was held back as the reason why ``profiler`` has ``ratio`` times the reference's time.
 
     A call that arithmetic limits takes as many cycles at each clock, so kernels of ``ns`` ran at the clock of the timed
@@ -243,9 +252,9 @@ def _throttled(case: _ReferenceCase, profiler: str, ratio: float) -> _Reasons:
     ncu counts another clock than NVML: on an H200 it counts 1.79 GHz in attention kernels of 1 ms and more where NVML
     reports 1.98, and the times are the same within 1 %. So the two are never compared.
     """
-    marks = tuple(mark for mark in (Flag.THROTTLED, Flag.CLOCK_SPREAD) if mark in case.point.marks)
+    flags = tuple(flag for flag in (Flag.THROTTLED, Flag.CLOCK_SPREAD) if flag in case.point.flags)
     numbers = [case.point.values.get(name) for name in ("time", "sm_clock", "sm_clock_min", "sm_clock_max")]
-    if not marks or not all(numbers) or not case.is_compute_bound or len(case.totals.streams) > 1:
+    if not flags or not all(numbers) or not case.is_compute_bound or len(case.totals.streams) > 1:
         return ()
     ns, timed, low, high = (float(number or 0.0) for number in numbers)
     around = case.gaps_ns + case.breakdown.copies.ns
@@ -255,8 +264,8 @@ def _throttled(case: _ReferenceCase, profiler: str, ratio: float) -> _Reasons:
     clocks = {case.profiler: (timed * (ns - around) / case.ns, timed * ns / case.ns)}
     if profiler != "plain":
         clocks[profiler] = clocks[case.profiler][0] / ratio, clocks[case.profiler][1] / ratio
-    held = " and ".join(marks)
-    reasons = _reason("throttled clock", hz=timed, low=low, high=high, marks=held, highest_hz=highest)
+    held = " and ".join(flags)
+    explanations = _explain("throttled clock", hz=timed, low=low, high=high, marks=held, highest_hz=highest)
     for name, (least, most) in clocks.items():
         recorded = case.clocks(name)
         lower, _, upper = recorded or (low, timed, highest)
@@ -264,38 +273,38 @@ def _throttled(case: _ReferenceCase, profiler: str, ratio: float) -> _Reasons:
             return ()
         seen = {"recorded_low": lower, "recorded_high": upper} if recorded else {}
         derived = {"low": min(least, highest), "high": min(most, highest)}
-        reasons += _reason("derived clock", profiler=name, **derived, **seen)
-    return reasons
+        explanations += _explain("derived clock", profiler=name, **derived, **seen)
+    return explanations
 
 
 # --- timed calls -----------------------------------------------------------------------------------------------------
 
 
-def _compare_timed_call(case: _ReferenceCase, ns: float) -> Figure:
-    reasons, part = _why_shorter(case, ns) if ns < case.ns else (_why_longer(case, ns), ())
-    reasons, spread = reasons or _clock_reasons(case, "plain", ns / case.ns), _spread(case)
+def _compare_timed_call(case: _ReferenceCase, ns: float) -> ProfilerTime:
+    explanations, part = _why_shorter(case, ns) if ns < case.ns else (_why_longer(case, ns), ())
+    explanations, spread = explanations or _clock_reasons(case, "plain", ns / case.ns), _spread(case)
     is_cpu = case.breakdown.kind == "cpu_op"
-    return _figure(case, "plain", ns, (spread or reasons) if is_cpu else (reasons or spread), part)
+    return _measure(case, "plain", ns, (spread or explanations) if is_cpu else (explanations or spread), part)
 
 
-def _spread(case: _ReferenceCase) -> _Reasons:
+def _spread(case: _ReferenceCase) -> _Explanations:
     """Return the spread of the call's time if the kernels' time lies within it.
 
     The interval is of the median among these samples. Where the clock moved while they were taken, the profiler's calls
     may have met another clock, and the median moves with it: a time that some of the samples had is possible.
     """
-    marks, time = case.point.marks, case.point.time
+    flags, time = case.point.flags, case.point.time
     if time is None or "time" not in case.point.values:
         return ()
-    if Flag.CLOCK_SPREAD in marks and time.p10 and time.p90 and time.p10 <= case.ns <= time.p90:
-        return _reason("spread", p10=time.p10, p90=time.p90)
+    if Flag.CLOCK_SPREAD in flags and time.p10 and time.p90 and time.p10 <= case.ns <= time.p90:
+        return _explain("spread", p10=time.p10, p90=time.p90)
     if time.interval is None:
-        return _reason("spread") if Flag.TOO_FEW_SAMPLES in marks else ()
+        return _explain("spread") if Flag.TOO_FEW_SAMPLES in flags else ()
     low, high = time.interval
-    return _reason("spread", ci_low=low, ci_high=high) if low <= case.ns <= high else ()
+    return _explain("spread", ci_low=low, ci_high=high) if low <= case.ns <= high else ()
 
 
-def _why_shorter(case: _ReferenceCase, ns: float) -> tuple[_Reasons, _Reasons]:
+def _why_shorter(case: _ReferenceCase, ns: float) -> tuple[_Explanations, _Explanations]:
     """Return why the call is shorter than the sum of its kernels, and what explains a part where nothing explains all.
 
     Kernels that run at once count once in the time in which some kernel runs, and each in the sum. A GPU that waits for
@@ -306,7 +315,7 @@ def _why_shorter(case: _ReferenceCase, ns: float) -> tuple[_Reasons, _Reasons]:
     if breakdown.kind == "cpu_op":
         return _operator_overhead(case, ns), ()
     at_once = case.ns - breakdown.busy_ns if streams > 1 and breakdown.busy_ns else 0.0
-    overlap = _reason("overlap", ns=at_once, streams=streams) if at_once > _ROUNDED * case.ns else ()
+    overlap = _explain("overlap", ns=at_once, streams=streams) if at_once > _ROUNDED * case.ns else ()
     if overlap and _explains(case, ns, at_once):
         return overlap, ()
     at_once = at_once if overlap else 0.0
@@ -318,8 +327,8 @@ def _why_shorter(case: _ReferenceCase, ns: float) -> tuple[_Reasons, _Reasons]:
     if clock := _recorded_clock(case, "plain", ns / (case.ns - at_once)):
         return overlap + clock, ()
     if at_once > difference:
-        return (), _reason("overlap", excess_ns=at_once - difference)
-    return (), _reason("overlap", ns=at_once, of_ns=difference)
+        return (), _explain("overlap", excess_ns=at_once - difference)
+    return (), _explain("overlap", ns=at_once, of_ns=difference)
 
 
 def _explains(case: _ReferenceCase, ns: float, less: float, varies: float = 0.0) -> bool:
@@ -332,18 +341,18 @@ def _explains(case: _ReferenceCase, ns: float, less: float, varies: float = 0.0)
     return -CLOSE * ns <= less - difference <= longer and 2 * less >= difference
 
 
-def _operator_overhead(case: _ReferenceCase, ns: float) -> _Reasons:
+def _operator_overhead(case: _ReferenceCase, ns: float) -> _Explanations:
     """Return why CPU operators take longer under their profiler: its cost for each, or what the loop shows."""
     longer, profiler = case.ns - ns, case.profiler
     if longer <= case.calls * _OPERATOR_NS:
-        return _reason("profiler overhead", profiler=profiler)
+        return _explain("profiler overhead", profiler=profiler)
     alone, under = (case.conditions.number(case.point.id, name, "loop_wall") for name in ("plain", profiler))
     if alone > 0 and under - alone >= longer / 2:
-        return _reason("profiler overhead", profiler=profiler, loop_ns=under, alone_ns=alone)
+        return _explain("profiler overhead", profiler=profiler, loop_ns=under, alone_ns=alone)
     return ()
 
 
-def _communication_wait(case: _ReferenceCase) -> tuple[float, _Reasons]:
+def _communication_wait(case: _ReferenceCase) -> tuple[float, _Explanations]:
     """Return what waiting for one another adds to the mean over the GPUs (ns), and the reason.
 
     Each GPU waits for as long as it communicates more than the GPU that communicates least, unless it computes then.
@@ -357,24 +366,26 @@ def _communication_wait(case: _ReferenceCase) -> tuple[float, _Reasons]:
     for rank in ranks:
         busy, overlap = rank.numbers[_COMMUNICATION], rank.numbers.get("communication_overlap", 0.0)
         waits += min(busy - shortest, busy * (1 - overlap / 100))
-    reasons = _reason("waiting in communication", slow=most.name, slow_ns=longest, fast=least.name, fast_ns=shortest)
-    return waits / len(ranks), reasons
+    explanations = _explain(
+        "waiting in communication", slow=most.name, slow_ns=longest, fast=least.name, fast_ns=shortest
+    )
+    return waits / len(ranks), explanations
 
 
-def _why_longer(case: _ReferenceCase, ns: float) -> _Reasons:
+def _why_longer(case: _ReferenceCase, ns: float) -> _Explanations:
     extra, copies = ns - case.ns, case.breakdown.copies.ns
     if case.breakdown.kind == "cpu_op":
-        return _reason("between operators")
-    of_copies = _reason("copies and sets", ns=copies) if copies >= _LEAST_COPIES_NS else ()
+        return _explain("between operators")
+    of_copies = _explain("copies and sets", ns=copies) if copies >= _LEAST_COPIES_NS else ()
     if copies and extra <= 1.1 * copies + _EVENTS_NS / 6:
-        return _reason("copies and sets", ns=copies)
+        return _explain("copies and sets", ns=copies)
     if extra <= case.gaps_ns + copies:
-        gaps = _reason("launch gaps", ns=extra - copies, kernels=case.calls)
+        gaps = _explain("launch gaps", ns=extra - copies, kernels=case.calls)
         return of_copies + gaps if copies > extra / 2 else gaps + of_copies
     return _slowest_process(case, ns) or _host_bound(case, ns)
 
 
-def _slowest_process(case: _ReferenceCase, ns: float) -> _Reasons:
+def _slowest_process(case: _ReferenceCase, ns: float) -> _Explanations:
     """Return why a call of several processes is longer than the mean of their kernels: it ends with the last of them.
 
     So it is where the fastest takes no longer than the kernels, and the slowest as long as the call. Processes that
@@ -392,10 +403,10 @@ def _slowest_process(case: _ReferenceCase, ns: float) -> _Reasons:
         CLOSE * case.ns, case.gaps_ns
     ):
         return ()
-    return _reason("slowest process", slow=slow, slow_ns=most, fast=fast, fast_ns=least)
+    return _explain("slowest process", slow=slow, slow_ns=most, fast=fast, fast_ns=least)
 
 
-def _host_bound(case: _ReferenceCase, ns: float) -> _Reasons:
+def _host_bound(case: _ReferenceCase, ns: float) -> _Explanations:
     """Return the host as the reason why a call takes longer than its kernels.
 
     A call is queued whole before it begins, unless it waits for the GPU or has more launches than the queue holds.
@@ -403,27 +414,27 @@ def _host_bound(case: _ReferenceCase, ns: float) -> _Reasons:
     issue it, and no less than the host takes for the launches that the queue does not hold.
     Runs without a recorded ``issue`` did not queue calls ahead, and the host's time was in theirs.
     """
-    marks, idle = case.point.marks, case.breakdown.idle_share or 0.0
-    synchronises, issue = Flag.SYNCHRONISES in marks, case.point.values.get("issue")
+    flags, idle = case.point.flags, case.breakdown.idle_share or 0.0
+    synchronises, issue = Flag.SYNCHRONISES in flags, case.point.values.get("issue")
     if issue is None:
         if synchronises:
-            return _reason("synchronisation")
+            return _explain("synchronisation")
         if idle > _IDLE:
-            return _reason("host-bound", idle=idle)
-        return _reason("host-bound") if Flag.HOST_BOUND in marks else ()
+            return _explain("host-bound", idle=idle)
+        return _explain("host-bound") if Flag.HOST_BOUND in flags else ()
     late = 1.0 if synchronises else 1 - QUEUE / max(case.calls, 1.0)
-    varies = _SCATTERED_VARIES if Flag.NOISY in marks else _ISSUE_VARIES
+    varies = _SCATTERED_VARIES if Flag.NOISY in flags else _ISSUE_VARIES
     if late <= 0 or not (1 - varies) * late * issue <= ns <= (1 + varies) * issue:
         return ()
     if synchronises:
-        return _reason("synchronisation", issue_ns=issue)
-    return _reason("host-bound", issue_ns=issue, launches=case.calls, queue=QUEUE)
+        return _explain("synchronisation", issue_ns=issue)
+    return _explain("host-bound", issue_ns=issue, launches=case.calls, queue=QUEUE)
 
 
 # --- ncu -------------------------------------------------------------------------------------------------------------
 
 
-def _compare_ncu(case: _ReferenceCase, breakdown: KernelBreakdown, counters: Sequence[Counters]) -> Figure | None:
+def _compare_ncu(case: _ReferenceCase, breakdown: KernelBreakdown, counters: Sequence[Counters]) -> ProfilerTime | None:
     """Compare ncu with the reference over the kernels that both saw; ``counters`` are those of this case.
 
     ncu may have profiled one launch of a kernel, whose time then stands for all in a call. Where launches differ it
@@ -442,31 +453,31 @@ def _compare_ncu(case: _ReferenceCase, breakdown: KernelBreakdown, counters: Seq
         ours, launches = ours + total.ns / runs, launches + total.calls / runs
         by_kernel[name] = under_ncu.mean_ns * total.calls / runs
     if not ours:
-        return None if has_varying else Figure("ncu", totals.total_ns, is_unexplained=True, covered=0.0)
+        return None if has_varying else ProfilerTime("ncu", totals.total_ns, is_unexplained=True, covered=0.0)
     theirs, covered = sum(by_kernel.values()), ours / case.ns
     difference = theirs / ours - 1
     if abs(difference) <= CLOSE:
-        return Figure("ncu", theirs, difference, covered=covered)
-    reasons: _Reasons = ()
+        return ProfilerTime("ncu", theirs, difference, covered=covered)
+    explanations: _Explanations = ()
     if difference > 0:
-        reasons = _why_ncu_is_slower(case, by_kernel, ours, launches, counters)
+        explanations = _why_ncu_is_slower(case, by_kernel, ours, launches, counters)
     # ncu runs one kernel at a time, and the GPU rests between them: its clock is the higher one, or the one it locks.
     elif not case.conditions.ncu_locks_clocks and covered > 1 - CLOSE:
         ratio = theirs / ours
-        reasons = (
+        explanations = (
             _reference_below_highest(case, ratio)
             or _throttled(case, "ncu", ratio)
             or _cleaner_caches(case, by_kernel, ours, counters)
         )
-    if not reasons and abs(theirs - ours) <= launches * _JITTER_NS:
-        reasons = _reason("short kernels", limit_ns=_JITTER_NS)
-    reasons = reasons or _single_launch(case, by_kernel, totals)
-    return Figure("ncu", theirs, difference, reasons, not reasons, covered)
+    if not explanations and abs(theirs - ours) <= launches * _JITTER_NS:
+        explanations = _explain("short kernels", limit_ns=_JITTER_NS)
+    explanations = explanations or _single_launch(case, by_kernel, totals)
+    return ProfilerTime("ncu", theirs, difference, explanations, not explanations, covered)
 
 
 def _why_ncu_is_slower(
     case: _ReferenceCase, by_kernel: Mapping[str, float], ours: float, launches: float, counters: Sequence[Counters]
-) -> _Reasons:
+) -> _Explanations:
     """Return ncu's clock, what it adds to a launch, and its controls of cache and clock, both on by default.
 
     A call's first kernel finds cold caches under the reference as well, where the harness empties them. What ncu adds
@@ -475,17 +486,17 @@ def _why_ncu_is_slower(
     conditions, extra_ns = case.conditions, sum(by_kernel.values()) - ours
     added_ns, jitter_ns = launches * _NCU_LAUNCH_NS, launches * _JITTER_NS
     colder = min(launches, case.calls - 1) if case.profiler in conditions.flushed else launches
-    reasons = _counted_below_longer(case, by_kernel, ours, counters)
+    explanations = _counted_below_longer(case, by_kernel, ours, counters)
     if jitter_ns < extra_ns <= 2 * added_ns and extra_ns - added_ns <= CLOSE * ours:
-        reasons += _reason("launch under ncu", limit_ns=_NCU_LAUNCH_NS)
+        explanations += _explain("launch under ncu", limit_ns=_NCU_LAUNCH_NS)
     if extra_ns <= colder * _COLD_NS and conditions.ncu_empties_caches:
-        reasons += _reason("cold cache")
-    return reasons + (_reason("locked clock") if conditions.ncu_locks_clocks else ())
+        explanations += _explain("cold cache")
+    return explanations + (_explain("locked clock") if conditions.ncu_locks_clocks else ())
 
 
 def _cleaner_caches(
     case: _ReferenceCase, by_kernel: Mapping[str, float], ours: float, counters: Iterable[Counters]
-) -> _Reasons:
+) -> _Explanations:
     """Return that ncu begins each kernel with caches that hold nothing to write back.
 
     The harness empties the caches by writing to a buffer, as ``do_bench`` does, and a kernel leaves its results there.
@@ -500,12 +511,12 @@ def _cleaner_caches(
     waits = sum(min(_COLD_NS, ns * shares.get(name, 0.0)) for name, ns in by_kernel.items())
     if ours - sum(by_kernel.values()) > waits:
         return ()
-    return _reason("clean cache under ncu", reference=case.profiler, limit_ns=waits)
+    return _explain("clean cache under ncu", reference=case.profiler, limit_ns=waits)
 
 
 def _counted_below_longer(
     case: _ReferenceCase, by_kernel: Mapping[str, float], ours: float, counters: Iterable[Counters]
-) -> _Reasons:
+) -> _Explanations:
     """Return the clock that ncu counts, where it is below that of longer launches by as much as the times are.
 
     A GPU at rest does not begin a kernel at its full clock: on an H200 ncu counts 1.72 to 1.74 GHz in attention kernels
@@ -521,11 +532,11 @@ def _counted_below_longer(
     theirs = sum(by_kernel.values())
     if not total or lost < (theirs - ours) / 2 or abs((theirs - lost) / ours - 1) > CLOSE:
         return ()
-    return _reason("lower clock under ncu", hz=cycles / total, longer_hz=full / total, share=lost / ours)
+    return _explain("lower clock under ncu", hz=cycles / total, longer_hz=full / total, share=lost / ours)
 
 
-def _single_launch(case: _ReferenceCase, by_kernel: Iterable[str], ncu: KernelTotals) -> _Reasons:
-    """Return that ncu's figure rests on a single launch, which may as well be one of the reference's.
+def _single_launch(case: _ReferenceCase, by_kernel: Iterable[str], ncu: KernelTotals) -> _Explanations:
+    """Return that ncu's time rests on a single launch, which may as well be one of the reference's.
 
     One kernel alone must make the difference: that two kernels both happen to be longer is no chance. Its time must lie
     between the reference's shortest and longest launch and, because one odd launch widens that, near the mean.
@@ -541,7 +552,7 @@ def _single_launch(case: _ReferenceCase, by_kernel: Iterable[str], ncu: KernelTo
     # Without both ends some launches are unknown.
     if not all(map(math.isfinite, span)) or not all(low <= ns <= high for low, high in (span, launches.typical_range)):
         return ()
-    return _reason(
+    return _explain(
         "single launch", ns=ns, low=launches.least, high=launches.most, launches=launches.calls, reference=case.profiler
     )
 
@@ -552,7 +563,7 @@ def _single_launch(case: _ReferenceCase, by_kernel: Iterable[str], ncu: KernelTo
 _Counts = Mapping[str, int]
 
 
-def compare_launches(data: WorkloadFindings) -> Iterator[LaunchCounts]:
+def compare_launches(data: RecordedWorkload) -> Iterator[LaunchCounts]:
     """Compare each profiler that records every launch with the first of them."""
     counts, ncu = _counts(data), data.declared.ncu if data.declared else None
     seen = {profiler for _, profiler in counts}
@@ -564,7 +575,7 @@ def compare_launches(data: WorkloadFindings) -> Iterator[LaunchCounts]:
             yield launch_counts
 
 
-def _counts(data: WorkloadFindings) -> dict[Key, _Counts]:
+def _counts(data: RecordedWorkload) -> dict[Key, _Counts]:
     """Return launches by kernel, without cases that have whole graphs: a graph hides the number of its kernels."""
     key, table = ["case", "profiler", "kernel"], data.recorded.tables.kernels
     table = table[table["case"] != ""]
@@ -575,7 +586,7 @@ def _counts(data: WorkloadFindings) -> dict[Key, _Counts]:
 
 
 def _compare_pair(
-    pair: tuple[str, str], counts: Mapping[Key, _Counts], data: WorkloadFindings, excluded: str
+    pair: tuple[str, str], counts: Mapping[Key, _Counts], data: RecordedWorkload, excluded: str
 ) -> LaunchCounts | None:
     """Compare the cases that both captured with known iterations, without the kernels whose name fits ``excluded``."""
     runs: dict[str, tuple[int, int]] = {}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from profpipe.analysis.case_index import LOCAL, RULE, CaseIndex, Number
+from profpipe.analysis.case_index import LOCAL, RULE, CaseIndex, MetricRow
 from profpipe.analysis.findings import CaseResult, Limit, Limiter
 from profpipe.analysis.kernels import ClassTotal, Counters, KernelTotals, Rule
 from profpipe.measure import machine
@@ -152,12 +152,12 @@ def starves(case: CaseResult) -> bool:
     if breakdown is None or breakdown.kind != "kernel" or not breakdown.iterations or issue is None or time is None:
         return False
     is_slower = min(issue, time) > _SLOWER * breakdown.total.ns
-    return breakdown.total.calls > QUEUE and is_slower and Flag.SYNCHRONISES not in case.marks
+    return breakdown.total.calls > QUEUE and is_slower and Flag.SYNCHRONISES not in case.flags
 
 
 def _is_host_bound(case: CaseResult, issue: float | None, gpu_ns: float | None) -> bool:
     """Return True if launching takes longer than running. The flag of the timed call decides where it is set."""
-    if Flag.HOST_BOUND in case.marks:
+    if Flag.HOST_BOUND in case.flags:
         return True
     if issue is not None and gpu_ns is not None:
         return issue > _SLOWER * gpu_ns
@@ -211,7 +211,7 @@ def collect_counters(
 
 
 def _counters(
-    case: str, kernel: str, numbers: Mapping[str, Number], totals: KernelTotals, targets: Mapping[str, float]
+    case: str, kernel: str, numbers: Mapping[str, MetricRow], totals: KernelTotals, targets: Mapping[str, float]
 ) -> Counters:
     total = totals.by_name.get(kernel, ClassTotal())
     values = {name: (number.value, number.unit) for name, number in numbers.items() if not name.startswith(RULE)}
@@ -223,14 +223,14 @@ def _counters(
     )
 
 
-def _rules(numbers: Mapping[str, Number]) -> tuple[Rule, ...]:
+def _rules(numbers: Mapping[str, MetricRow]) -> tuple[Rule, ...]:
     """Return the rules that estimate a speed-up, of the whole or of a part, and then those that never do."""
     rules: list[Rule] = []
     for metric, number in numbers.items():
         if metric.startswith(RULE):
             is_local = number.unit == LOCAL
             name = metric.removeprefix(RULE).removesuffix(f" {LOCAL}" if is_local else "")
-            rules.append(Rule(name, None if pd.isna(number.value) else float(number.value), is_local))
-    estimates = [rule for rule in rules if rule.speedup is not None]
-    silent = dict.fromkeys(rule.name for rule in rules if rule.speedup is None)
-    return (*estimates, *(Rule(name) for name in silent if all(name != rule.name for rule in estimates)))
+            rules.append((name, None if pd.isna(number.value) else float(number.value), is_local))
+    estimates = [rule for rule in rules if rule[1] is not None]
+    silent = dict.fromkeys(name for name, speedup, _ in rules if speedup is None)
+    return (*estimates, *((name, None, False) for name in silent if all(name != other for other, *_ in estimates)))

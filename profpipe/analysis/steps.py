@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 import pandas as pd
 
-from profpipe.analysis.case_index import CaseIndex, Measure, Number
+from profpipe.analysis.case_index import CaseIndex, Measure, MetricRow
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import ClassTotal, KernelTotals, by_preference, rows
 from profpipe.config.quantities import items_of
@@ -68,7 +68,7 @@ _NEAR: Final = 0.02
 _OVERLAP: Final = 1.3
 
 #: Metric to subject to its row in `metrics`, of one case under one profiler.
-_Numbers: TypeAlias = "Mapping[str, Mapping[str, Number]]"
+_Numbers: TypeAlias = "Mapping[str, Mapping[str, MetricRow]]"
 
 
 class StepPart(str, Enum):
@@ -213,18 +213,6 @@ class StepOutlier:
 
 
 @dataclass(frozen=True)
-class SameSteps:
-    """The mean time in ns of steady steps under a profiler, and of the steps with the same numbers without one.
-
-    ``differs`` is False where Student's 95 % interval of the mean difference contains 0.
-    """
-
-    ns: float
-    without_ns: float
-    differs: bool
-
-
-@dataclass(frozen=True)
 class CaseSteps:
     """The steps of one case. ``profiler`` recorded the parts; it is ``plain`` where no profiler did.
 
@@ -259,7 +247,7 @@ class CaseSteps:
     #: Whether calls that are steps decode a token of each sequence.
     decodes: bool
     #: By a kind of ``other_calls`` and the name of a kernel, as in ``prefill > kernel``: ns of a call.
-    call_kernels: Mapping[str, Number]
+    call_kernels: Mapping[str, MetricRow]
     #: What the transfer takes at most, where ranks send to each other and wait at other times than their peers.
     transfer_ns: float | None
 
@@ -418,7 +406,7 @@ class CaseSteps:
         """Return what each profiler adds to a step, as a share of the step without a profiler."""
         without = {name: self._find_plain_ns(name) for name in self.times if name != "plain"}
         return {
-            name: (self.same_steps[name].ns if self.uneven else self.times[name].ns) / ns - 1
+            name: (self.same_steps[name][0] if self.uneven else self.times[name].ns) / ns - 1
             for name, ns in without.items()
             if ns
         }
@@ -426,7 +414,7 @@ class CaseSteps:
     def has_measured_overhead(self, profiler: str) -> bool:
         """Return True where a step under ``profiler`` differs from one without it by more than the uncertainty."""
         if self.uneven:
-            return profiler in self.same_steps and self.same_steps[profiler].differs
+            return profiler in self.same_steps and self.same_steps[profiler][2]
         return "plain" in self.times and not self.times["plain"].overlaps(self.times[profiler])
 
     def _find_plain_ns(self, profiler: str) -> float | None:
@@ -435,38 +423,33 @@ class CaseSteps:
         Even steps are all alike. Uneven steps are not: the first ones of a program may be short.
         """
         if self.uneven:
-            return self.same_steps[profiler].without_ns if profiler in self.same_steps else None
+            return self.same_steps[profiler][1] if profiler in self.same_steps else None
         return self.times["plain"].ns if "plain" in self.times else None
 
     @cached_property
-    def same_steps(self) -> Mapping[str, SameSteps]:
-        """The steady steps of each profiler beside the same steps without a profiler.
+    def same_steps(self) -> Mapping[str, tuple[float, float, bool]]:
+        """The mean ns of steady steps by profiler, that of the same steps without one, and whether these differ.
+
+        They do not where Student's 95 % interval of the mean difference contains 0.
 
         A profiler is left out where another rule found its steps, or where ``plain`` lacks one of them.
         """
         timed_steps = self.table[(self.table["state"] != StepState.OTHER.value) & self.table["wall_ns"].notna()]
         is_plain = timed_steps["profiler"] == "plain"
-        by_profiler: dict[str, SameSteps] = {}
+        by_profiler = {}
         for name, steady_rows in _steady(timed_steps[~is_plain]).groupby("profiler", sort=False):
             both = steady_rows.merge(timed_steps[is_plain], on=["rank", "step", "rule"], suffixes=("", "_plain"))
             if len(both) == len(steady_rows):
                 ns, without_ns = both["wall_ns"].astype(float), both["wall_ns_plain"].astype(float)
                 ends = mean_interval((ns - without_ns).tolist())
                 differs = ends is not None and not ends[0] <= 0 <= ends[1]
-                by_profiler[str(name)] = SameSteps(float(ns.mean()), float(without_ns.mean()), differs)
+                by_profiler[str(name)] = (float(ns.mean()), float(without_ns.mean()), differs)
         return by_profiler
 
 
-@dataclass(frozen=True)
-class Contradiction:
-    """What the recording of a profiler contradicts itself in: a number, of how many, and of which kernel or process."""
-
-    case: str
-    profiler: str
-    check: Check
-    subject: str
-    value: float
-    n: int
+#: What the recording of a profiler contradicts itself in: case, profiler, check, kernel or process, a number, of how
+#: many.
+Contradiction: TypeAlias = "tuple[str, str, Check, str, float, int]"
 
 
 @dataclass(frozen=True)
@@ -548,7 +531,7 @@ def find_steps(
             for case, recorder in recorders.items()
         },
         contradictions=tuple(
-            Contradiction(case, name, check, subject, number.value, int(number.n))
+            (case, name, check, subject, number.value, int(number.n))
             for (case, name), numbers in index.step_numbers.items()
             if case in cases
             for check in Check
@@ -557,7 +540,7 @@ def find_steps(
     )
 
 
-def _order_waits(waits: Mapping[str, Number]) -> dict[str, ClassTotal]:
+def _order_waits(waits: Mapping[str, MetricRow]) -> dict[str, ClassTotal]:
     """Return the calls in which the host waited, by name, and their time: the longest first."""
     ordered = sorted(waits.items(), key=lambda item: -item[1].value)
     return {name: ClassTotal(float(number.n), number.value) for name, number in ordered}
@@ -689,7 +672,7 @@ def divide_compute(sums: Mapping[str, float], compute_ns: float) -> dict[str, fl
     return {name: ns / total * compute_ns for name, ns in sorted(computing.items(), key=lambda item: -item[1])}
 
 
-def _order_copies(copies: Mapping[str, ClassTotal], sizes: Mapping[str, Number]) -> dict[str, ClassTotal]:
+def _order_copies(copies: Mapping[str, ClassTotal], sizes: Mapping[str, MetricRow]) -> dict[str, ClassTotal]:
     """Return copies and sets with their bytes, those with the most time first."""
     return {
         name: replace(total, bytes=sizes[name].value if name in sizes else None)
@@ -728,7 +711,7 @@ def _ranks(
     steady: pd.DataFrame,
     parts: Mapping[tuple[int, int], StepParts],
     waits: pd.DataFrame,
-    times: Mapping[str, Number],
+    times: Mapping[str, MetricRow],
     nodes: Mapping[int, str],
 ) -> Iterator[RankSteps]:
     waited_for, slowest = _waited_for(steady, waits).value_counts(), _slowest(steady).value_counts()

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from profpipe.analysis import kernels
-from profpipe.analysis.case_index import OF_ITS_PROCESS, Basis, CaseIndex, Number, worst_numbers
+from profpipe.analysis.case_index import OF_ITS_PROCESS, CaseIndex, MetricRow, TimeSource, worst_numbers
 from profpipe.analysis.cases import is_number
-from profpipe.analysis.findings import CaseResult, Cell, Grid, NoValue, Study, WorkloadFindings
+from profpipe.analysis.findings import CaseResult, Grid, NoValue, RecordedWorkload, Study, StudyCell
 from profpipe.analysis.kernels import CaseRange, ClassTotal, KernelBreakdown, KernelTotals, Key, rows, sum_kernels
 from profpipe.config.quantities import BY_NAME, CATEGORIES, METRIC_NAMES, Source, StudyValue, parse_value
 from profpipe.job import as_text
@@ -45,11 +45,11 @@ _BASELINE_REASONS = {
 }
 
 #: The cases of a workload with their times on a basis.
-ResultsOn = Callable[[WorkloadFindings, Basis | None], Mapping[str, CaseResult]]
+ResultsOn = Callable[[RecordedWorkload, TimeSource | None], Mapping[str, CaseResult]]
 
 
 def fill_studies(
-    entries: Iterable[Table | Plot], workloads: Sequence[WorkloadFindings], results_on: ResultsOn
+    entries: Iterable[Table | Plot], workloads: Sequence[RecordedWorkload], results_on: ResultsOn
 ) -> tuple[Study, ...]:
     """Return each entry of `tables` or `plots` whose workloads are in this run, filled."""
     studies = []
@@ -59,7 +59,7 @@ def fill_studies(
     return tuple(studies)
 
 
-def _read_request(entry: Table | Plot, workloads: Sequence[WorkloadFindings]) -> Study:
+def _read_request(entry: Table | Plot, workloads: Sequence[RecordedWorkload]) -> Study:
     """Return an entry of run.json. Several values, or phases, become columns where the entry does not place them.
 
     A plot that names no lines has one for each value of the compared axis, in each workload.
@@ -77,32 +77,31 @@ def _read_request(entry: Table | Plot, workloads: Sequence[WorkloadFindings]) ->
         tuple(map(parse_value, entry.value)),
         tuple(rows),
         tuple(columns),
-        unplaced=(*entry.where, *(axis for data in workloads for axis, _ in data.fixed)),
     )
 
 
-def _fill(request: Study, workloads: Sequence[WorkloadFindings], results_on: ResultsOn) -> Study:
-    basis = _choose_basis(request, workloads)
+def _fill(request: Study, workloads: Sequence[RecordedWorkload], results_on: ResultsOn) -> Study:
+    time_source = _choose_time_source(request, workloads)
     profiler: str | None = request.entry.profiler if request.entry.profiler != "plain" else None
     profiler = profiler or next((data.kernel_profiler for data in workloads if data.kernel_profiler), None)
-    is_by_profiler = PROFILER in request.placed
-    if is_by_profiler:
+    if request.is_by_profiler:
         readers = [reader for data in workloads for reader in _readers_by_profiler(data, request, results_on)]
-        basis = profiler = None
+        time_source = profiler = None
     else:
-        readers = [_Reader(data, request, results_on(data, basis), profiler) for data in workloads]
-    records = _read_frame(request, readers)
+        readers = [_Reader(data, request, results_on(data, time_source), profiler) for data in workloads]
+    # Axes that name no row or column: those of `where`, and those that are fixed.
+    unplaced = (*request.entry.where, *(axis for data in workloads for axis, _ in data.fixed))
+    records = _read_frame(readers, (*request.placed, *unplaced))
     frame = records[~records[_MISSING_AXES].astype(bool)]
     cases = frame.drop_duplicates(_CASE)
     rows, columns = _varying(frame, request.row_axes) or request.row_axes[:1], _varying(frame, request.column_axes)
     dividing = _dividing_axes(frame, rows)
     rows = rows[len(dividing) :]
     compare = next((data.compare for data in workloads if data.compare), None)
-    breakdown = _any_breakdown(workloads, profiler)
     absent = {value.name: why for value in request.values if (why := _why_absent(frame, value))}
     grids = _grids(request, frame, (rows, columns), dividing, () if request.is_plot else tuple(absent))
     # The axes with one value: placed ones and those of `where` first, then what the pipeline file fixes.
-    named = dict.fromkeys((*request.placed, *request.unplaced))
+    named = dict.fromkeys((*request.placed, *unplaced))
     others = [axis for axis in named if axis not in (*dividing, *rows, *columns, VALUE, PHASE, WORKLOAD)]
     compared = cases[compare] if compare in cases else [None] * len(cases)
     baselines = [at for at, result in zip(compared, cases[_RESULT], strict=True) if result.is_baseline]
@@ -113,18 +112,15 @@ def _fill(request: Study, workloads: Sequence[WorkloadFindings], results_on: Res
         column_axes=columns,
         grids=tuple(grid for grid in grids if grid.rows),
         skipped_grids=sum(not grid.rows for grid in grids),
-        has_cases=not frame.empty,
         absent=absent,
         empty_phases=_empty_phases(frame, (*rows, *columns)),
         shared_flags=_shared_flags(request, frame),
         fixed=tuple((axis, frame[axis].iloc[0]) for axis in others if _count(frame, [axis]) == 1),
         units={value.name: _stored_unit(value, workloads) for value in request.values},
         row_unit=_unit_of_axis(rows[0], workloads) if rows else None,
-        is_by_profiler=is_by_profiler,
-        basis=basis,
+        time_source=time_source,
         kernel_profiler=profiler,
-        is_per_call=breakdown is None or breakdown.iterations is not None,
-        is_cpu=breakdown is not None and breakdown.kind == "cpu_op",
+        breakdown=_any_breakdown(workloads, profiler),
         compare=compare,
         baselines=tuple(dict.fromkeys(baselines)),
         cases_without_axis=Counter(records.drop_duplicates(_CASE)[_MISSING_AXES].explode().dropna()),
@@ -140,45 +136,45 @@ def _shared_flags(request: Study, frame: pd.DataFrame) -> tuple[str, ...]:
     return tuple(flag for flag in ran[0] if all(flag in flags for flags in ran)) if len(ran) > 1 else ()
 
 
-def _readers_by_profiler(data: WorkloadFindings, request: Study, results_on: ResultsOn) -> Iterator[_Reader]:
+def _readers_by_profiler(data: RecordedWorkload, request: Study, results_on: ResultsOn) -> Iterator[_Reader]:
     """Yield a reader for each profiler that recorded the workload: plain has calls, each other one their kernels."""
     if any("time" in numbers for (_, *key), numbers in data.recorded.numbers.items() if key == ["plain", ""]):
-        yield _Reader(data, request, results_on(data, Basis("plain", "time")), None, "plain")
+        yield _Reader(data, request, results_on(data, TimeSource("plain", "time")), None, "plain")
     for name in data.recorded.profilers:
         if (breakdown := _any_breakdown([data], name)) is not None:
-            yield _Reader(data, request, results_on(data, Basis(name, breakdown.kind)), name, name)
+            yield _Reader(data, request, results_on(data, TimeSource(name, breakdown.kind)), name, name)
 
 
-def _choose_basis(request: Study, workloads: Sequence[WorkloadFindings]) -> Basis | None:
+def _choose_time_source(request: Study, workloads: Sequence[RecordedWorkload]) -> TimeSource | None:
     """Return the basis of the table's times: that of the workloads, or of the requested profiler."""
     if request.entry.profiler is None:
-        return next((data.basis for data in workloads if data.basis), None)
+        return next((data.time_source for data in workloads if data.time_source), None)
     if request.entry.profiler == "plain":
-        bases = (data.basis for data in workloads if data.basis and data.basis.profiler == "plain")
-        return next(bases, Basis("plain", "time"))
+        sources = (data.time_source for data in workloads if data.time_source and data.time_source.profiler == "plain")
+        return next(sources, TimeSource("plain", "time"))
     breakdown = _any_breakdown(workloads, request.entry.profiler)
-    return Basis(breakdown.profiler, breakdown.kind) if breakdown else None
+    return TimeSource(breakdown.profiler, breakdown.kind) if breakdown else None
 
 
-def _any_breakdown(workloads: Sequence[WorkloadFindings], profiler: str | None) -> KernelBreakdown | None:
+def _any_breakdown(workloads: Sequence[RecordedWorkload], profiler: str | None) -> KernelBreakdown | None:
     """Return the breakdown of any case under ``profiler``: all of them share their kind."""
     breakdowns = (data.breakdowns.get(case, {}).get(profiler or "") for data in workloads for case in data.params)
     return next(filter(None, breakdowns), None)
 
 
-def _stored_unit(value: StudyValue, workloads: Sequence[WorkloadFindings]) -> str:
+def _stored_unit(value: StudyValue, workloads: Sequence[RecordedWorkload]) -> str:
     """Return the stored unit of a value; of a metric the unit in its rows."""
     return _unit_of_metric(value.subject, workloads) if value.source is Source.METRIC else value.unit
 
 
-def _unit_of_axis(axis: str, workloads: Sequence[WorkloadFindings]) -> str | None:
+def _unit_of_axis(axis: str, workloads: Sequence[RecordedWorkload]) -> str | None:
     """Return the unit of a metric that is an axis; None for a parameter, and for what no case has."""
     if any(axis in params for data in workloads for params in data.params.values()):
         return None
     return _unit_of_metric(axis.removeprefix("metric."), workloads) or None
 
 
-def _unit_of_metric(name: str, workloads: Sequence[WorkloadFindings]) -> str:
+def _unit_of_metric(name: str, workloads: Sequence[RecordedWorkload]) -> str:
     """Return the unit in the rows of a metric; empty where no case has it."""
     numbers = (_find_number(data.recorded, case, name) for data in workloads for case in data.params)
     return next((number.unit for number in numbers if number), "")
@@ -187,10 +183,10 @@ def _unit_of_metric(name: str, workloads: Sequence[WorkloadFindings]) -> str:
 # --- the frame -------------------------------------------------------------------------------------------------------
 
 
-def _read_frame(request: Study, readers: Iterable[_Reader]) -> pd.DataFrame:
+def _read_frame(readers: Iterable[_Reader], axes: Iterable[str]) -> pd.DataFrame:
     """Return a row for each case, phase and value, with the axes of the case and the cell."""
     records = [{**record, _CASE: i} for i, case in enumerate(c for r in readers for c in r.read()) for record in case]
-    named = dict.fromkeys([WORKLOAD, *request.placed, *request.unplaced, *itertools.chain(*records)])
+    named = dict.fromkeys([WORKLOAD, *axes, *itertools.chain(*records)])
     columns = [*(axis for axis in named if axis not in _NO_AXES), *_NO_AXES]
     # pandas would write NaN where a case does not have an axis.
     return pd.DataFrame([{**dict.fromkeys(columns), **record} for record in records], columns=columns, dtype=object)
@@ -299,7 +295,7 @@ def _order_places(
 # --- one value of one case -------------------------------------------------------------------------------------------
 
 
-def _read_totals(data: WorkloadFindings, phase: str) -> Mapping[Key, KernelTotals]:
+def _read_totals(data: RecordedWorkload, phase: str) -> Mapping[Key, KernelTotals]:
     """Return the kernel totals of a workload inside one phase; without one, of everything."""
     if not phase:
         return data.recorded.totals
@@ -308,7 +304,7 @@ def _read_totals(data: WorkloadFindings, phase: str) -> Mapping[Key, KernelTotal
     return sum_kernels(kernels[kernels["phase"].isin(inside)])
 
 
-def _read_ranges(data: WorkloadFindings, phase: str) -> dict[Key, dict[str, float]]:
+def _read_ranges(data: RecordedWorkload, phase: str) -> dict[Key, dict[str, float]]:
     """Return how often the ranges of one phase were entered, and their ns on the host and with a busy GPU, in all."""
     ranges = data.recorded.tables.ranges
     # The range itself, not one nested in it: its time would count twice.
@@ -335,7 +331,7 @@ class _Reader:
 
     def __init__(
         self,
-        data: WorkloadFindings,
+        data: RecordedWorkload,
         request: Study,
         results: Mapping[str, CaseResult],
         profiler: str | None,
@@ -384,32 +380,34 @@ class _Reader:
             return axes
         return {**axes, compare: " ".join([as_text(axes[compare]), *extra])}
 
-    def _cell(self, result: CaseResult, value: StudyValue, phase: str) -> Cell:
+    def _cell(self, result: CaseResult, value: StudyValue, phase: str) -> StudyCell:
         statuses = self._data.recorded.statuses.get(result.id, {})
         if value.source is Source.KERNELS:
             kernel_value = self._kernel_value(result, value, phase)
             status = statuses.get(self._profiler or "", "ok")
             if isinstance(kernel_value, NoValue):
-                return Cell(missing=kernel_value)
-            return Cell(kernel_value, "" if kernel_value is not None else status if status != "ok" else result.outcome)
+                return StudyCell(missing=kernel_value)
+            return StudyCell(
+                kernel_value, "" if kernel_value is not None else status if status != "ok" else result.status
+            )
         if value.source is Source.CALL:
             # A table shows the flags of a case once: its further numbers are of the same measurement.
             first = next(other for other in self._request.values if other.source is Source.CALL)
-            flags = result.marks if self._request.is_plot or value == first else ()
+            flags = result.flags if self._request.is_plot or value == first else ()
             number = _call_value(result, value.subject)
-            return Cell(number, _no_value(result, value.subject) if number is None else result.outcome, flags)
+            return StudyCell(number, _no_value(result, value.subject) if number is None else result.status, flags)
         other: float | str | None = None
         if value.name != "passed":
             metric = self._number(result, METRIC_NAMES.get(value.subject, value.subject))
             other = metric.value if metric else None
-        elif result.accuracy is not None and result.accuracy.mark != Flag.UNCHECKED:
-            other = "fail" if result.accuracy.mark else "pass"
+        elif result.accuracy is not None and result.accuracy.flag != Flag.UNCHECKED:
+            other = "fail" if result.accuracy.flag else "pass"
         # Another profiler may have the time of a case whose own metric is missing.
         plain = statuses.get("plain", "ok")
         stopped = "" if plain == "ok" else plain
-        return Cell(other, "" if other is not None else _no_value(result, value.name) or stopped)
+        return StudyCell(other, "" if other is not None else _no_value(result, value.name) or stopped)
 
-    def _number(self, result: CaseResult, metric: str) -> Number | None:
+    def _number(self, result: CaseResult, metric: str) -> MetricRow | None:
         return _find_number(self._data.recorded, result.id, metric.removeprefix("metric."))
 
     def _kernel_value(self, result: CaseResult, value: StudyValue, phase: str) -> float | str | NoValue | None:
@@ -447,7 +445,7 @@ class _Reader:
         return {"time": part.ns, "calls": part.calls, "share": part.ns / breakdown.total.ns}[value.figure]
 
 
-def _find_number(index: CaseIndex, case: str, metric: str) -> Number | None:
+def _find_number(index: CaseIndex, case: str, metric: str) -> MetricRow | None:
     """Return what `plain`, else another profiler's process, recorded for the case itself.
 
     Of errors and memory of several processes it is the worst. A metric of a process is of one profiler for all cases:
@@ -488,7 +486,7 @@ def _call_value(result: CaseResult, name: str) -> float | None:
 def _no_value(result: CaseResult, name: str) -> str:
     """Return why a case has no such value: its status, or that of its comparison with the reference."""
     if name in ("speedup", "passed") and result.is_disqualified and result.accuracy is not None:
-        return result.accuracy.mark
-    if name == "speedup" and result.baseline_mark and not result.outcome:
-        return _BASELINE_REASONS[Flag(result.baseline_mark)]
-    return result.outcome
+        return result.accuracy.flag
+    if name == "speedup" and result.baseline_flag and not result.status:
+        return _BASELINE_REASONS[Flag(result.baseline_flag)]
+    return result.status

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import pandas as pd
 
 from profpipe.analysis import cluster
-from profpipe.analysis.case_index import Number, has_waited
-from profpipe.analysis.findings import Coverage, Expectation, NotRun, TimedCase, Unattributed, WorkloadFindings
+from profpipe.analysis.case_index import MetricRow, has_waited
+from profpipe.analysis.findings import ClassCoverage, DuplicateCase, Expectation, NotRun, RecordedWorkload, Unattributed
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import by_preference, device_rows, rows, unclassified
 from profpipe.job import Status
@@ -146,7 +146,7 @@ def _expectation(workload: str, case: str, requested: str, attention: Collection
     return Expectation(workload, case, requested, families, is_met, is_copy)
 
 
-def coverage(tables: Tables, run: Manifest) -> tuple[Coverage, ...]:
+def coverage(tables: Tables, run: Manifest) -> tuple[ClassCoverage, ...]:
     """Return the classified share of each workload's kernel time, from the profiler that represents it."""
     minimum = run.pipeline.coverage.min_classified if run.pipeline else None
     coverages = []
@@ -164,7 +164,7 @@ def coverage(tables: Tables, run: Manifest) -> tuple[Coverage, ...]:
             attention = float(profiler_rows.loc[profiler_rows["kernel_class"] == "attention", "total_ns"].sum())
             share = attention / (float(profiler_rows["total_ns"].sum()) or 1.0) if is_compared else None
             coverages.append(
-                Coverage(str(workload), profiler, kind, *unclassified(profiler_rows, limit=5), minimum, share)
+                ClassCoverage(str(workload), profiler, kind, *unclassified(profiler_rows, limit=5), minimum, share)
             )
     return tuple(coverages)
 
@@ -207,7 +207,7 @@ def unseen(tables: Tables) -> dict[tuple[str, str], tuple[str, ...]]:
 _LEAST_RATIO = 1.15
 
 
-def find_duplicates(workloads: Sequence[WorkloadFindings]) -> tuple[tuple[TimedCase, TimedCase], ...]:
+def find_duplicates(workloads: Sequence[RecordedWorkload]) -> tuple[tuple[DuplicateCase, DuplicateCase], ...]:
     """Return the pairs of equal cases of two workloads whose times differ, the largest ratio first."""
     several = workloads if len(workloads) > 1 else ()
     unlike = []
@@ -220,7 +220,7 @@ def find_duplicates(workloads: Sequence[WorkloadFindings]) -> tuple[tuple[TimedC
     return tuple(sorted(unlike, key=lambda pair: -pair[0].ns / pair[1].ns))
 
 
-def _timed(data: WorkloadFindings) -> Iterator[tuple[str, TimedCase, Number]]:
+def _timed(data: RecordedWorkload) -> Iterator[tuple[str, DuplicateCase, MetricRow]]:
     """Yield each timed case with a key that equal cases of other workloads share.
 
     A run records the names of environment variables without values, so a workload with variables equals no other.
@@ -236,4 +236,4 @@ def _timed(data: WorkloadFindings) -> Iterator[tuple[str, TimedCase, Number]]:
         if time is not None and time.value > 0 and not is_shared:
             axes = tuple((axis, params[axis]) for axis in data.varying if axis in params)
             key = json.dumps([*setting, params], sort_keys=True, default=str)
-            yield key, TimedCase(data.name, case, time.value, axes), time
+            yield key, DuplicateCase(data.name, case, time.value, axes), time

@@ -14,7 +14,6 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import Final
 
 import numpy as np
@@ -168,14 +167,6 @@ _REACH: Final = 1.42 / 0.603
 _NORMAL: Final = statistics.NormalDist()
 
 
-class Gate(Enum):
-    """What a case means for a gate, and the result of the gate."""
-
-    PASSED = "passed"
-    FAILED = "failed"
-    UNDECIDED = "undecided"
-
-
 @dataclass(frozen=True)
 class Judgement:
     """The verdict on one case and what it rests on.
@@ -288,21 +279,6 @@ def is_clear(judged: Judgement, log_ratios: Sequence[float]) -> bool:
         least = CLEAR_DEVIATIONS * math.sqrt(FEWEST_PAIRS / len(log_ratios))
         return abs(math.log(judged.ratio)) >= least * statistics.stdev(log_ratios)
     return judged.verdict is not Verdict.INCONCLUSIVE
-
-
-def judge_gate(case: Judgement, percent: float, p_slower: float | None) -> Gate:
-    """Return what the verdict on a case means for a gate of ``percent``.
-
-    It fails where B is SLOWER by more. It passes where B is FASTER, SLOWER by less, or SAME with a floor below the
-    gate, and where the one-sided test rejects at 5 % that B is slower by the gate or more. ``p_slower`` is the p value
-    of that test; None where there is none.
-    """
-    if case.verdict is Verdict.SLOWER and case.percent > percent:
-        return Gate.FAILED
-    is_fine = case.verdict is Verdict.SAME and 100 * case.floor <= percent
-    is_below = p_slower is not None and p_slower <= ALPHA_SAME
-    is_passed = is_fine or is_below or case.verdict in (Verdict.FASTER, Verdict.SLOWER)
-    return Gate.PASSED if is_passed else Gate.UNDECIDED
 
 
 def expected_false(judgements: Iterable[Judgement]) -> float:

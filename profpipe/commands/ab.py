@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from profpipe.results.manifest import PairsEntry
     from profpipe.runner.request import RunRequest
     from profpipe.runner.session import Session
-    from profpipe.runner.sides import Side, Spec
+    from profpipe.runner.sides import PairSide, Spec
 
 EXAMPLES = """\
   profpipe ab --a set:impl=sdpa_flash --b set:impl=sdpa_cudnn
@@ -101,7 +101,7 @@ def main(args: argparse.Namespace) -> int:
     if args.slurm:
         from profpipe.commands import cluster
 
-        request = cluster.with_options(request, sbatch, "profpipe ab --slurm")
+        request = cluster.add_options(request, sbatch, "profpipe ab --slurm")
         command = _published_command((side_a, side_b), request, args)
         return cluster.start(request, command, args, (side_a, side_b), _settings(args, (side_a, side_b)))
     return _start(args, request, (side_a, side_b))
@@ -194,7 +194,7 @@ def _check(args: argparse.Namespace, a: Sequence[Spec], b: Sequence[Spec]) -> No
         raise ConfigError("--inconclusive", "has no meaning without --gate.", "Add --gate PERCENT.")
 
 
-def _start(args: argparse.Namespace, request: RunRequest, both: tuple[Side, Side]) -> int:
+def _start(args: argparse.Namespace, request: RunRequest, both: tuple[PairSide, PairSide]) -> int:
     from profpipe.commands import execution
     from profpipe.report import ci
     from profpipe.results import folders
@@ -218,7 +218,7 @@ def _start(args: argparse.Namespace, request: RunRequest, both: tuple[Side, Side
     return result.exit_code
 
 
-def _settings(args: argparse.Namespace, both: tuple[Side, Side]) -> PairsEntry:
+def _settings(args: argparse.Namespace, both: tuple[PairSide, PairSide]) -> PairsEntry:
     from profpipe.results.manifest import NoCaptures, PairsEntry, Undecided
     from profpipe.runner import sides
 
@@ -259,7 +259,7 @@ def _write_for_github(findings: PairFindings, run: Session) -> None:
             print(f"profpipe: --github: {variable}: {error.strerror or error}. Nothing was written.", file=sys.stderr)
 
 
-def _published_command(both: Sequence[Side], request: RunRequest, args: argparse.Namespace) -> list[str]:
+def _published_command(both: Sequence[PairSide], request: RunRequest, args: argparse.Namespace) -> list[str]:
     """Return the command line without the values of secret variables."""
     hidden: dict[str, str] = {}
     for side in both:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from profpipe.analysis.compare_recordings import RecordingComparison
-    from profpipe.analysis.compare_runs import Comparison
-    from profpipe.commands.rendering import Result
+    from profpipe.analysis.compare_runs import RunComparison
+    from profpipe.commands.rendering import RunReport
     from profpipe.report.screen import Screen
     from profpipe.results.manifest import Manifest
     from profpipe.results.noise import Model
@@ -70,7 +70,7 @@ class Run(_Shown):
             setattr(self, table.name, getattr(tables, table.name))
 
     @cached_property
-    def report(self) -> Result:
+    def report(self) -> RunReport:
         """The report, which is made at the first use and not written."""
         from profpipe.commands import rendering
 
@@ -100,7 +100,7 @@ class Run(_Shown):
 class Differences(_Shown):
     """What differs between two runs or recordings: ``answer`` and ``results``, the text and the JSON of `compare`."""
 
-    def __init__(self, comparison: Comparison | RecordingComparison, sides: Sequence[Run]) -> None:
+    def __init__(self, comparison: RunComparison | RecordingComparison, sides: Sequence[Run]) -> None:
         self.comparison, self.sides = comparison, sides
 
     @cached_property
@@ -111,11 +111,11 @@ class Differences(_Shown):
 
     @cached_property
     def results(self) -> dict[str, Any]:
-        from profpipe.analysis.compare_runs import Comparison
+        from profpipe.analysis.compare_runs import RunComparison
         from profpipe.report import comparison
 
         names = [str(side.path) for side in self.sides]
-        if isinstance(self.comparison, Comparison):
+        if isinstance(self.comparison, RunComparison):
             return comparison.document(self.comparison, names, self.sides[1].manifest, None, 0)
         return comparison.recordings_document(self.comparison, names)
 
@@ -152,18 +152,18 @@ def compare(a: Run | StrPath, b: Run | StrPath, *, out: StrPath = "out") -> Diff
 
     Raises ConfigError where nothing in A has a partner in B.
     """
-    from profpipe.analysis.compare_runs import Comparison
+    from profpipe.analysis.compare_runs import RunComparison
     from profpipe.results import noise
 
     before, after = (side if isinstance(side, Run) else read(side, out=out) for side in (a, b))
     is_alike = (before.manifest.name, before.manifest.device) == (after.manifest.name, after.manifest.device)
     compared = find_differences(before, after, noise.read(Path(out), after.manifest) if is_alike else {})
-    if not isinstance(compared, Comparison):
+    if not isinstance(compared, RunComparison):
         check_partners(compared)
     return Differences(compared, (before, after))
 
 
-def find_differences(a: Run, b: Run, noise_model: Model) -> Comparison | RecordingComparison:
+def find_differences(a: Run, b: Run, noise_model: Model) -> RunComparison | RecordingComparison:
     """Return the differences of the times of two runs; where they have none in common, those of their recordings.
 
     Raises ConfigError where both are one run or recording: nothing was measured twice.
@@ -174,7 +174,7 @@ def find_differences(a: Run, b: Run, noise_model: Model) -> Comparison | Recordi
     from profpipe.analysis.compare_runs import compare_runs
 
     times = compare_runs(a.tables, b.tables, a.manifest, b.manifest, noise_model)
-    if not (times.changes or times.lost or times.changed_params):
+    if len(times.changes) == len(times.absent):
         recorded = compare_recordings((a.tables, a.manifest), (b.tables, b.manifest))
         if not (a.manifest.is_run and b.manifest.is_run) or (recorded.changes and not times.absent):
             return recorded

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 from profpipe import stdio
 from profpipe.errors import ConfigError
-from profpipe.report import screen
+from profpipe.report import bounded_json, screen
 from profpipe.report.screen import Screen
 from profpipe.results import answer, atomic
 from profpipe.stdio import visible_line
@@ -136,21 +136,25 @@ def print_json(args: argparse.Namespace, short: Callable[[], Any], full: Callabl
 
 
 def print_report(
-    args: argparse.Namespace, summary: Path, first_screen: Screen, short: Callable[[], Any], full: Callable[[], Any]
+    args: argparse.Namespace,
+    summary: Path,
+    first_screen: Callable[[], Screen],
+    short: Callable[[], Any],
+    full: Callable[[], Any],
 ) -> None:
     """Print the first screen of a report, its path alone, or one JSON object, as the options say."""
     folder = shown_path(summary.parent)
-    print_json(args, lambda: answer.with_folder(short(), folder), full)
+    print_json(args, lambda: bounded_json.add_folder(short(), folder), full)
     if not prints_json(args):
         if not args.quiet:
-            print(f"{screen.lay_out(first_screen)}\n\nTables and details: {folder}")
+            print(f"{screen.lay_out(first_screen())}\n\nTables and details: {folder}")
         print(shown_path(summary) if args.quiet else f"Report: {shown_path(summary)}")
 
 
 def print_kept(args: argparse.Namespace, folder: Path, kept: answer.Answer) -> None:
     """Print what stands in the folder that ``ingest`` has written, as ``print_report`` does."""
     results = folder / "results.json"
-    print_report(args, folder / "SUMMARY.md", kept.first_screen, lambda: kept.document,
+    print_report(args, folder / "SUMMARY.md", lambda: kept.first_screen, lambda: kept.document,
                  lambda: json.loads(results.read_bytes()))  # fmt: skip
 
 

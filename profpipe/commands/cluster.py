@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from profpipe.results.manifest import PairsEntry
 from profpipe.results.tasks import Task, TaskState
 from profpipe.runner import fingerprint
 from profpipe.runner.request import RunRequest
-from profpipe.runner.sides import Side
+from profpipe.runner.sides import PairSide
 from profpipe.runner.slurm import collect as records_of_tasks, queue, records, submit
 
 #: Seconds between two looks at the queue: at first, and at most.
@@ -44,10 +44,10 @@ _WORDS: Final = {
 }
 
 
-def with_options(request: RunRequest, words: Sequence[str], command: str) -> RunRequest:
+def add_options(request: RunRequest, words: Sequence[str], command: str) -> RunRequest:
     """Return the request with the options of sbatch that follow ``command --``."""
     try:
-        settings = (request.pipeline.slurm or Slurm()).with_options(words)
+        settings = (request.pipeline.slurm or Slurm()).add_options(words)
         changed = replace(request, pipeline=request.pipeline.model_copy(update={"slurm": settings}))
         return changed.with_secrets({})
     except ValueError as error:
@@ -74,7 +74,7 @@ def start(
     request: RunRequest,
     command: list[str],
     args: argparse.Namespace,
-    both: tuple[Side, Side] | None = None,
+    both: tuple[PairSide, PairSide] | None = None,
     settings: PairsEntry | None = None,
 ) -> int:
     """Submit a new run, of the pairs of two sides where these are given; with ``--wait`` follow and collect it."""
@@ -218,7 +218,7 @@ def collect(folder: Path, args: argparse.Namespace) -> int:
     return errors.SOME_FAILED if lacking else result.exit_code
 
 
-def _find_templates(folder: Path, request: RunRequest) -> rendering.Templates:
+def _find_templates(folder: Path, request: RunRequest) -> Mapping[str, Path]:
     """Return the templates of the pipeline; of a run that somebody else may have made, those of the current folder."""
     templates = rendering.find_templates(request.plugin_dir, not_below=folder)
     if not (doubt := fingerprint.find_doubt(folder)):
@@ -232,8 +232,8 @@ def _find_templates(folder: Path, request: RunRequest) -> rendering.Templates:
 
 
 def _collect(
-    folder: Path, request: RunRequest, templates: rendering.Templates, *, csv: bool
-) -> tuple[rendering.Result, manifest.Manifest]:
+    folder: Path, request: RunRequest, templates: Mapping[str, Path], *, csv: bool
+) -> tuple[rendering.RunReport, manifest.Manifest]:
     try:
         seen: dict[int, Task] | None = _ask(folder)
         silence = ""

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from profpipe import errors
 from profpipe.commands import api, arguments
-from profpipe.errors import ConfigError, ProfpipeError
+from profpipe.errors import ConfigError
 
 if TYPE_CHECKING:
     from profpipe.analysis.compare_recordings import RecordingComparison
-    from profpipe.analysis.compare_runs import Comparison
+    from profpipe.analysis.compare_runs import RunComparison
     from profpipe.results.manifest import Manifest
 
 EXAMPLES = """\
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from profpipe.analysis.compare_recordings import compare_recordings
-    from profpipe.analysis.compare_runs import Comparison
+    from profpipe.analysis.compare_runs import RunComparison
 
     if args.json and not arguments.prints_json(args):
         arguments.check_output_file("--json", Path(args.json))
@@ -58,7 +58,7 @@ def main(args: argparse.Namespace) -> int:
     if len(args.runs) < 2:
         raise ConfigError("profpipe compare", "needs two runs, and 1 is given.", "Name A and B.")
     differences = api.compare(*args.runs, out=args.out)
-    if not isinstance(differences.comparison, Comparison):
+    if not isinstance(differences.comparison, RunComparison):
         return _end_recordings(args, differences.comparison)
     a, b = differences.sides
     if args.html:
@@ -67,13 +67,13 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _write_html(
-    args: argparse.Namespace, compared: Comparison | RecordingComparison, recorded: RecordingComparison
+    args: argparse.Namespace, compared: RunComparison | RecordingComparison, recorded: RecordingComparison
 ) -> None:
     from profpipe.commands import rendering
     from profpipe.report import comparison, html_page
 
     page = comparison.page(compared, args.runs, recorded)
-    arguments.write_output_file("--html", args.html, html_page.render(page, rendering.find_templates().page))
+    arguments.write_output_file("--html", args.html, html_page.render(page, rendering.find_templates()))
 
 
 def _end_recordings(args: argparse.Namespace, compared: RecordingComparison) -> int:
@@ -91,31 +91,28 @@ def _end_recordings(args: argparse.Namespace, compared: RecordingComparison) -> 
 
 def _print(
     args: argparse.Namespace,
-    compared: Comparison | RecordingComparison,
+    compared: RunComparison | RecordingComparison,
     full: Callable[[], dict[str, Any]],
     exit_code: int = errors.OK,
 ) -> None:
     """Print the comparison, or print or write it as JSON."""
     from profpipe.report import answer_json, comparison
 
-    arguments.print_json(args, lambda: answer_json.of_comparison(compared, full(), exit_code), full)
+    arguments.print_json(args, lambda: answer_json.select_comparison(compared, full(), exit_code), full)
     if not arguments.prints_json(args):
         print(comparison.text(compared))
 
 
-def _end(args: argparse.Namespace, compared: Comparison, run: Manifest) -> int:
+def _end(args: argparse.Namespace, compared: RunComparison, run: Manifest) -> int:
     """Print the comparison, or write it as JSON, and end as the gate demands."""
-    from profpipe.analysis.verdict import Gate
+    from profpipe.analysis.changes import choose_exit_code
     from profpipe.report import comparison
 
-    stop: ProfpipeError | None = None
-    if args.gate is not None and (why := comparison.gate_text(compared, args.gate)):
-        is_open = compared.judge_gate(args.gate) is Gate.UNDECIDED
-        stop = errors.GateUndecided(why) if is_open else errors.GateFailed(why)
-    code = stop.exit_code if stop else errors.OK
-    _print(args, compared, lambda: comparison.document(compared, args.runs, run, args.gate, code), code)
-    if stop:
-        raise stop
-    if args.gate is not None and not arguments.prints_json(args):
+    gate = None if args.gate is None else compared.judge_gate(args.gate)
+    code = choose_exit_code(gate)
+    _print(args, compared, lambda: comparison.document(compared, args.runs, run, gate, code), code)
+    if gate and code != errors.OK:
+        raise errors.GateNotPassed(comparison.gate_text(compared, gate), code)
+    if gate and not arguments.prints_json(args):
         print(f"B passes the gate: no case is more than {args.gate:g} % slower and beyond the noise.")
-    return errors.OK
+    return code

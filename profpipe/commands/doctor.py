@@ -15,7 +15,7 @@ from profpipe import errors
 from profpipe.commands import arguments
 
 if TYPE_CHECKING:
-    from profpipe.job import Ask, Missing, Profiler, Tool
+    from profpipe.job import Missing, Profiler, RunTool, Tool
 
 EXAMPLES = """\
   profpipe doctor
@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True)
-class Check:
+class ToolCheck:
     """One line of the output. ``state`` is ok, missing or wrong; ``remedy`` says how to fix what is not ok."""
 
     name: str
@@ -69,7 +69,7 @@ class Check:
     remedy: str = ""
 
 
-def examine(modules: Mapping[str, Profiler], ask: Ask, ask_python: Ask) -> list[Check]:
+def examine(modules: Mapping[str, Profiler], ask: RunTool, ask_python: RunTool) -> list[ToolCheck]:
     """Return every check, in the order in which things depend on each other.
 
     ``ask`` returns the output of a tool, ``ask_python`` that of this interpreter.
@@ -82,50 +82,52 @@ def examine(modules: Mapping[str, Profiler], ask: Ask, ask_python: Ask) -> list[
     enough = free > 5 * 2**30
     advice = "" if enough else "Reports of ncu take about a megabyte a kernel: free some, or use --out on another disk."
     return [
-        Check("Python", "ok", platform.python_version()),
+        ToolCheck("Python", "ok", platform.python_version()),
         *_check_gpus(gpus),
         _check_torch(ask_python, has_gpu=bool(gpus)),
         *map(_check_tool, tools.values()),
         *(_check_counters() if gpus else ()),
         _check_nvtx(packages.get("nvtx"), tools.get("nsys")),
         *(
-            Check(name, "ok", packages[name]) if name in packages else Check(name, "missing", "not installed", remedy)
+            ToolCheck(name, "ok", packages[name])
+            if name in packages
+            else ToolCheck(name, "missing", "not installed", remedy)
             for name, remedy in _IMPLEMENTATIONS.items()
         ),
-        Check("disk", "ok" if enough else "wrong", f"{free / 2**30:.0f} GiB free here", advice),
+        ToolCheck("disk", "ok" if enough else "wrong", f"{free / 2**30:.0f} GiB free here", advice),
     ]
 
 
-def _check_gpus(gpus: Sequence[Mapping[str, object]]) -> Iterator[Check]:
+def _check_gpus(gpus: Sequence[Mapping[str, object]]) -> Iterator[ToolCheck]:
     if not gpus:
         remedy = "Workloads run on the CPU. For an NVIDIA GPU, install its driver (nvidia-smi must work)."
-        yield Check("GPU", "missing", "no NVIDIA GPU or driver", remedy)
+        yield ToolCheck("GPU", "missing", "no NVIDIA GPU or driver", remedy)
     for number, gpu in enumerate(gpus):
         memory = f", {int(str(gpu['memory_bytes'])) / 2**30:.0f} GiB" if "memory_bytes" in gpu else ""
-        yield Check(f"GPU {number}", "ok", f"{gpu.get('name')}{memory}, driver {gpu.get('driver', 'unknown')}")
+        yield ToolCheck(f"GPU {number}", "ok", f"{gpu.get('name')}{memory}, driver {gpu.get('driver', 'unknown')}")
 
 
-def _check_torch(ask_python: Ask, *, has_gpu: bool) -> Check:
+def _check_torch(ask_python: RunTool, *, has_gpu: bool) -> ToolCheck:
     answer = (ask_python(["-c", _TORCH]) or "").split()
     if len(answer) != 3:
-        return Check("torch", "missing", "cannot be imported", "Install it as pytorch.org says for this machine.")
+        return ToolCheck("torch", "missing", "cannot be imported", "Install it as pytorch.org says for this machine.")
     version, build, usable = answer
     if has_gpu and usable == "no":
         remedy = "Install a CUDA build of torch, no newer than the driver allows."
-        return Check("torch", "wrong", f"{version} ({build}) does not see the GPU", remedy)
-    return Check("torch", "ok", f"{version} ({build})")
+        return ToolCheck("torch", "wrong", f"{version} ({build}) does not see the GPU", remedy)
+    return ToolCheck("torch", "ok", f"{version} ({build})")
 
 
-def _check_tool(tool: Tool | Missing) -> Check:
+def _check_tool(tool: Tool | Missing) -> ToolCheck:
     from profpipe.job import Missing
 
     if isinstance(tool, Missing):
-        return Check(tool.name, "missing", tool.reason, tool.remedy)
+        return ToolCheck(tool.name, "missing", tool.reason, tool.remedy)
     place = f"at {tool.path}" if tool.path else ""
-    return Check(tool.name, "ok", " ".join(filter(None, (tool.variant, tool.version, place))))
+    return ToolCheck(tool.name, "ok", " ".join(filter(None, (tool.variant, tool.version, place))))
 
 
-def _check_counters() -> Iterator[Check]:
+def _check_counters() -> Iterator[ToolCheck]:
     """Check whether the driver lets this user read performance counters, which ncu needs (ERR_NVGPUCTRPERM)."""
     parameters = Path("/proc/driver/nvidia/params")
     if not parameters.is_file():
@@ -135,9 +137,9 @@ def _check_counters() -> Iterator[Check]:
         is_in_container = any(Path(mark).exists() for mark in ("/.dockerenv", "/run/.containerenv"))
         where = "In this container, start it with --cap-add=SYS_ADMIN; or on" if is_in_container else "On"
         remedy = f"{where} the host, load the nvidia module with NVreg_RestrictProfilingToAdminUsers=0."
-        yield Check("GPU counters", "wrong", "only administrators may read them (ERR_NVGPUCTRPERM)", remedy)
+        yield ToolCheck("GPU counters", "wrong", "only administrators may read them (ERR_NVGPUCTRPERM)", remedy)
     else:
-        yield Check("GPU counters", "ok", "this user may read them")
+        yield ToolCheck("GPU counters", "ok", "this user may read them")
 
 
 def _may_administer() -> bool:
@@ -148,20 +150,20 @@ def _may_administer() -> bool:
     return False
 
 
-def _check_nvtx(version: str | None, nsys: Tool | Missing | None) -> Check:
+def _check_nvtx(version: str | None, nsys: Tool | Missing | None) -> ToolCheck:
     """Check the version of nvtx: nsys 2022 and 2023 do not record nvtx 0.2.12 and later from PyPI."""
     from profpipe.job import Tool
 
     if version is None:
-        return Check("nvtx", "missing", "not installed", "pip install 'nvtx<0.2.12'")
+        return ToolCheck("nvtx", "missing", "not installed", "pip install 'nvtx<0.2.12'")
     is_new = tuple(int(part) for part in version.split(".")[:3] if part.isdigit()) >= (0, 2, 12)
     if isinstance(nsys, Tool) and nsys.version.split(".")[0] in ("2022", "2023") and is_new:
         remedy = "pip install 'nvtx<0.2.12'; torch.cuda.nvtx is not affected."
-        return Check("nvtx", "wrong", f"{version} is not recorded by nsys {nsys.version}", remedy)
-    return Check("nvtx", "ok", version)
+        return ToolCheck("nvtx", "wrong", f"{version} is not recorded by nsys {nsys.version}", remedy)
+    return ToolCheck("nvtx", "ok", version)
 
 
-def text(checks: Sequence[Check]) -> str:
+def text(checks: Sequence[ToolCheck]) -> str:
     """Return one line for each check, and below it how to fix what is not ok."""
     width = max(len(check.name) for check in checks)
     lines = []

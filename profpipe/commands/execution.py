@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -18,7 +18,7 @@ from profpipe import profilers
 from profpipe.analysis import pairs
 from profpipe.analysis.cases import comparisons
 from profpipe.commands import recording, rendering
-from profpipe.commands.rendering import Result
+from profpipe.commands.rendering import RunReport
 from profpipe.config import yaml
 from profpipe.errors import Interrupted, ProfpipeError, explain_disk_full
 from profpipe.job import Incident, IncidentKind, Job, Missing, count_cases, readable
@@ -28,14 +28,14 @@ from profpipe.results.schema import Tables
 from profpipe.runner import estimate, guided_ncu, plan, session
 from profpipe.runner.estimate import Estimates
 from profpipe.runner.progress import Display, duration
-from profpipe.runner.request import Machine, RunRequest, plan_jobs
+from profpipe.runner.request import ExaminedMachine, RunRequest, plan_jobs
 from profpipe.runner.session import Session
 
 #: How long a run that the user has stopped may take for its report.
 _REPORT_S: Final = 3
 
 
-def with_comparisons(request: RunRequest) -> RunRequest:
+def group_cases(request: RunRequest) -> RunRequest:
     """Return the request with the groups of cases that stay on one GPU, where cases run side by side."""
     if request.pipeline.gpus == 1:
         return request
@@ -50,7 +50,7 @@ def print_jobs(request: RunRequest, left_out: str = "") -> None:
     """Print every job with its time and its exact commands. Nothing is started or written."""
     session.load_rules(request)
     folder = request.out / folders.folder_name(request.pipeline.name, manifest.utc_now())
-    machine = Machine.examine(request)
+    machine = ExaminedMachine.examine(request)
     jobs, estimates = plan_jobs(request, machine, folder), Estimates.read(request, machine)
     print(f"# {describe(request, jobs, estimates)}")
     print(f"# of this, profpipe itself with tables and report: about {duration(estimates.own_s(jobs))}")
@@ -60,7 +60,8 @@ def print_jobs(request: RunRequest, left_out: str = "") -> None:
         place = f", side by side with others (group {job.group})" if job.group else ""
         seconds = None if isinstance(job.tool, Missing) else estimates.seconds(job)
         time_text = "" if seconds is None else f", about {duration(seconds)}"
-        print(f"# {job.workload} under {job.profiler}: {count_cases(len(job.cases))}{time_text}, in {job.cwd}{place}")
+        size = f"{count_cases(len(job.cases))}{time_text}"
+        print(f"# {job.workload} under {job.profiler}: {size}, in {job.launch.cwd}{place}")
         for case in job.cases:
             print(f"#   {readable(case.id)}")
         if isinstance(job.tool, Missing):
@@ -98,7 +99,7 @@ def describe(request: RunRequest, jobs: Sequence[Job], estimates: Estimates) -> 
 
 def fit(request: RunRequest, budget_s: float) -> tuple[RunRequest, str]:
     """Return the part of the request that fits into the budget, and what is left out: ``nsys, ncu``."""
-    machine = Machine.examine(request)
+    machine = ExaminedMachine.examine(request)
     estimates = Estimates.read(request, machine)
 
     def total_s(part: RunRequest) -> float | None:
@@ -127,7 +128,7 @@ def _remove_budget(words: Sequence[str]) -> str:
     return shlex.join([*kept, *([] if "--reuse" in kept else ["--reuse"]), *words[end:]])
 
 
-def carry_out(run: Session, args: argparse.Namespace) -> Result:
+def carry_out(run: Session, args: argparse.Namespace) -> RunReport:
     """Run the jobs that are left, write the report and print it."""
     try:
         return _carry_out(run, args)
@@ -138,7 +139,7 @@ def carry_out(run: Session, args: argparse.Namespace) -> Result:
         raise Interrupted(f"{what} {remedy} To continue: {command('resume', run.folder)}") from None
 
 
-def _carry_out(run: Session, args: argparse.Namespace) -> Result:
+def _carry_out(run: Session, args: argparse.Namespace) -> RunReport:
     stop: ProfpipeError | None = None
     began, spent_s = time.monotonic(), run.manifest.seconds or 0.0
     with (
@@ -181,10 +182,10 @@ def write_results(
     data: Tables,
     run: Manifest,
     stored: Tables | None = None,
-    templates: rendering.Templates | None = None,
+    templates: Mapping[str, Path] | None = None,
     *,
     csv: bool,
-) -> Result:
+) -> RunReport:
     """Write the tables of a run, its report and its entry in the history. ``stored`` are tables that are on disk.
 
     The default are the templates of the pipeline's folder. The caller saves the manifest with the end of the run last:

@@ -28,7 +28,7 @@ EXAMPLES = """\
 
 Row = Mapping[str, Any]
 
-#: The runs whose times make a course.
+#: The runs whose times make a trend.
 _MOST_RUNS: Final = 100
 
 
@@ -55,7 +55,15 @@ def main(args: argparse.Namespace) -> int:
     runs, times = database.read_history(args.out, max(args.n, _MOST_RUNS))
     histories = history.analyze(runs, times, functools.partial(noise.read_of, args.out))
     if args.json:
-        print(stdio.as_json({"pipelines": [asdict(pipeline) for pipeline in histories]}))
+        print(
+            stdio.as_json(
+                {
+                    "pipelines": [
+                        {"name": p.name, "runs": p.runs, "courses": [*map(asdict, p.trends)]} for p in histories
+                    ]
+                }
+            )
+        )
     elif args.html:
         print(_write_html(args, histories))
     elif args.page:
@@ -85,21 +93,21 @@ def _write_html(args: argparse.Namespace, histories: Sequence[PipelineHistory]) 
         return "" if existing is None else os.path.relpath(existing, target.parent)
 
     document = section.document(histories, args.out.resolve().name, report)
-    html_page.write(document, target.parent, rendering.find_templates().page, target.name)
+    html_page.write(document, target.parent, rendering.find_templates(), target.name)
     return target
 
 
 def text(
     runs: Sequence[Row], times: Sequence[Row], histories: Sequence[PipelineHistory] = (), *, is_ascii: bool = False
 ) -> str:
-    """Return the runs, a table of times and the courses for each pipeline.
+    """Return the runs, a table of times and the trends for each pipeline.
 
     ``runs`` are the newest first; ``times`` (ns) are sorted by case, and within a case the oldest first. ``histories``
-    has the courses, which may cover more runs.
+    has the trends, which may cover more runs.
     """
     from profpipe.report.sections import history as pages
 
-    courses = {pipeline.name: pipeline.courses for pipeline in histories}
+    trends = {pipeline.name: pipeline.trends for pipeline in histories}
     parts = []
     for name in dict.fromkeys(str(row["name"]) for row in runs):
         pipeline_runs = [row for row in runs if row["name"] == name]
@@ -107,8 +115,8 @@ def text(
         lines = [f"Pipeline {name}", *_run_lines(pipeline_runs)]
         if own_times := [row for row in times if row["run"] in ids]:
             lines += ["", *_time_lines(own_times, ids)]
-        if own_courses := list(pages.lines(courses.get(name, ()), is_ascii=is_ascii)):
-            lines += ["", *own_courses]
+        if trend_lines := list(pages.lines(trends.get(name, ()), is_ascii=is_ascii)):
+            lines += ["", *trend_lines]
         parts.append("\n".join(lines))
     return "\n\n".join(parts) or "No runs."
 

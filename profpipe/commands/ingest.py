@@ -131,7 +131,7 @@ def read_files(
             written = rendering.write_report(real, data, manifest)
             for write in writes:
                 write.result()
-        if state and not manifest.refused and not written.exit_code and not written.is_unmet:
+        if state and not manifest.refused and not written.exit_code and not written.expectations_failed:
             answer.keep(real, state, "\n".join(lines), written.first_screen, rendering.as_answer(written))
         rendering.print_result(written, shown)
     return errors.SOME_FAILED if manifest.refused else errors.OK
@@ -162,7 +162,7 @@ def _print_unwritten(shown: argparse.Namespace, data: Tables, manifest: Manifest
 
     # The screen has no timeline.
     data = text.shorten_tables(replace(data, timeline=data.timeline.iloc[:0]))
-    print(screen.lay_out(first_screen.of_recordings(analyze.analyze(data, manifest), manifest)))
+    print(screen.lay_out(first_screen.show_recordings(analyze.analyze(data, manifest), manifest)))
     print("\nTables and pages: add --out DIR")
 
 

@@ -15,7 +15,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,22 +24,21 @@ from typing import TYPE_CHECKING, Any, Final
 from profpipe import errors
 from profpipe.commands import api
 from profpipe.errors import ConfigError, ProfpipeError, ToolMissing
+from profpipe.report import bounded_json
+from profpipe.report.bounded_json import clean_text, make_page, round_all
 
 if TYPE_CHECKING:
-    from profpipe.commands.rendering import Result
+    from profpipe.commands.rendering import RunReport
     from profpipe.report.document import Section
 
 EXAMPLES = """\
   profpipe mcp out               # results folders below out/
   profpipe mcp out recordings    # and files of profilers"""
 
-#: Characters of an answer: fewer than 2,000 tokens of four characters. The frame of a page needs some.
-_MOST: Final = 7_500
-_FRAME: Final = 700
-#: Characters of a row, and of a text in it.
-_MOST_ROW, _MOST_TEXT, _LEAST_TEXT = 3_000, 600, 40
 #: Characters of a text in a call. A path of more parts than this takes minutes to look up.
 _LONGEST: Final = 10_000
+#: Characters of a message.
+_LONGEST_MESSAGE: Final = 2_000
 #: The number of a request.
 _ID: Final = re.compile(rb'"id"\s*:\s*(\d{1,15}\b|"[^"\\]*")')
 #: Reports that stay in memory, and entries of folders that `open` looks at.
@@ -142,9 +141,9 @@ def _answering(tool: Callable[..., dict[str, Any]], lock: threading.Lock) -> Cal
             with lock:
                 answer = tool(*args, **kwargs)
         except ProfpipeError as error:
-            raise ToolError(_clean(str(error))) from error
+            raise ToolError(clean_text(str(error), _LONGEST_MESSAGE)) from error
         except OSError as error:
-            raise ToolError(_clean(errors.describe_os_error(error))) from error
+            raise ToolError(clean_text(errors.describe_os_error(error), _LONGEST_MESSAGE)) from error
         text = json.dumps(answer, ensure_ascii=False, separators=(",", ":"))
         return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=answer)
 
@@ -161,7 +160,7 @@ class Library:
         if len({root.name for root in self._roots}) < len(self._roots):
             what = "has two folders of the same name, which the names of results begin with."
             raise ConfigError("profpipe mcp", what, "Name the folder that holds both.")
-        self._reports: dict[object, Result] = {}
+        self._reports: dict[object, RunReport] = {}
         self.lock = threading.Lock()
 
     # --- tools: their docstrings are what an agent reads --------------------------------------------------------------
@@ -172,9 +171,8 @@ class Library:
         result: a name from this list; leave it out for the list.
         """
         if not result:
-            return _page(({"result": name, "kind": kind} for name, kind in self._list()), page)
+            return make_page(({"result": name, "kind": kind} for name, kind in self._list()), page)
         report = self._report(result)
-        assert report.document is not None
         from profpipe.report.text import write_text
 
         pages = report.document.cases
@@ -183,14 +181,14 @@ class Library:
         content = (
             {kind: name, **({"workload": workload} if workload else {})} for kind, name, workload in (*kinds, *cases)
         )
-        return _page(content, page, result=result, title=write_text(report.document.title))
+        return make_page(content, page, result=result, title=write_text(report.document.title))
 
     def summary(self, result: str) -> dict[str, Any]:
         """Return the answer of a result: its findings, warnings and first cases, with numbers, units and sentences."""
         from profpipe.commands import rendering
-        from profpipe.results import answer
 
-        summary = answer.fit({**rendering.as_answer(self._report(result)), "result": result}, _MOST)
+        document = {**rendering.as_answer(self._report(result)), "result": result}
+        summary = bounded_json.fit(document, bounded_json.MOST_OF_PAGE)
         if left := summary.get("left_out"):
             left["in"] = "the tools steps, kernels and case"
         return summary
@@ -210,23 +208,24 @@ class Library:
         report = self._report(result)
         if not case and report.findings and report.findings.case_count > 1:
             chosen = [findings for findings in report.findings.workloads if workload in ("", findings.name)]
-            return _page((row for findings in chosen for row in answer_json.cases(findings, True)), page, result=result)
-        return _page(answer_json.rows(_case_page(report, workload, case)), page, result=result)
+            rows = (row for findings in chosen for row in answer_json.cases(findings, report.results, True))
+            return make_page(rows, page, result=result)
+        return make_page(answer_json.rows(_case_page(report, workload, case)), page, result=result)
 
     def compare(self, a: str, b: str, page: int = 1) -> dict[str, Any]:
         """Return what differs between two results: times of cases of runs, or parts and kernels of recordings."""
-        from profpipe.analysis.compare_runs import Comparison
+        from profpipe.analysis.compare_runs import RunComparison
         from profpipe.report import answer_json, comparison
 
         reports = [(self._find(name), self._report(name)) for name in (a, b)]
         before, after = (api.Run(path, report.data, report.manifest) for path, report in reports)
         compared = api.find_differences(before, after, {})
-        if isinstance(compared, Comparison):
+        if isinstance(compared, RunComparison):
             shown = comparison.run_sections(compared)
         else:
             api.check_partners(compared)
             shown = comparison.sections(compared)
-        return _page((row for section in shown for row in answer_json.rows(section)), page, a=a, b=b)
+        return make_page((row for section in shown for row in answer_json.rows(section)), page, a=a, b=b)
 
     def timeline(
         self, result: str, workload: str = "", case: str = "", start_ns: float = 0.0, page: int = 1
@@ -244,13 +243,12 @@ class Library:
         workload: str,
         case: str,
         page: int,
-        more: Callable[[Result, str, str], Iterator[dict[str, Any]]] = lambda report, workload, case: iter(()),
+        more: Callable[[RunReport, str, str], Iterator[dict[str, Any]]] = lambda report, workload, case: iter(()),
     ) -> dict[str, Any]:
         """Return the sections of the page, or of the page of a case, that the tool is for, and more rows."""
         from profpipe.report import answer_json
 
         report = self._report(result)
-        assert report.document is not None
         places: Sequence[Section] = report.document.sections
         if workload and not case and workload not in report.document.workloads:
             raise _unknown("workload", workload, report.document.workloads)
@@ -261,9 +259,9 @@ class Library:
         ]
         content = [row for section in shown for row in answer_json.rows(section)]
         content += more(report, workload, case)
-        return _page(content or [{"sentence": f"The result has no {tool}."}], page, result=result)
+        return make_page(content or [{"sentence": f"The result has no {tool}."}], page, result=result)
 
-    def _kernel_rows(self, report: Result, workload: str, case: str) -> Iterator[dict[str, Any]]:
+    def _kernel_rows(self, report: RunReport, workload: str, case: str) -> Iterator[dict[str, Any]]:
         """Yield the rows of the table `kernels` of one case, of the profiler whose times represent it."""
         chosen = [part for part in report.findings.workloads if workload in ("", part.name)] if report.findings else []
         for findings in chosen:
@@ -275,9 +273,9 @@ class Library:
             columns = ["kernel", "kernel_class", "phase", "kind", "calls", "total_ns", "min_ns", "max_ns"]
             ordered = frame.sort_values("total_ns", ascending=False)[columns].astype(object)
             for row in ordered.where(ordered.notna(), None).to_numpy().tolist():
-                yield {"table": "kernels.parquet", "columns": columns, "row": row}
+                yield {"table": "kernels.parquet", "columns": columns, "row": round_all(row)}
 
-    def _report(self, name: str) -> Result:
+    def _report(self, name: str) -> RunReport:
         """Return the report of a results folder or of a recording, which stays in memory while its files stay."""
         path = self._find(name)
         if (key := self._state(path)) not in self._reports:
@@ -294,7 +292,7 @@ class Library:
         self._reports[key] = self._reports.pop(key)
         return self._reports[key]
 
-    def _read(self, path: Path) -> Result:
+    def _read(self, path: Path) -> RunReport:
         from profpipe.commands import rendering
         from profpipe.results.manifest import FILE
 
@@ -364,9 +362,8 @@ class Library:
                 folders[:] = [] if is_deep or is_results else sorted(folders)
 
 
-def _case_page(report: Result, workload: str, case: str) -> Section:
+def _case_page(report: RunReport, workload: str, case: str) -> Section:
     """Return the page of a case. Raises ConfigError for one that does not exist, or that several workloads have."""
-    assert report.document is not None
     pages = [page for page in report.document.cases if workload in ("", page.workload)]
     matching = [page for page in pages if page.id == case or (not case and len(pages) == 1)]
     if len(matching) == 1:
@@ -382,84 +379,25 @@ def _unknown(what: str, name: str, names: Sequence[str]) -> ConfigError:
     return ConfigError(f"{what} {name!r}", "is not in this result, or the name is not enough.", remedy)
 
 
-def _timeline_rows(report: Result, workload: str, case: str, start_ns: float) -> Iterator[dict[str, Any]]:
+def _timeline_rows(report: RunReport, workload: str, case: str, start_ns: float) -> Iterator[dict[str, Any]]:
     """Yield the lanes of the first timeline with their sums, then its events in the order of their start."""
-    from profpipe.report.document import Timeline
+    from profpipe.report.document import TimelineChart
 
-    assert report.document is not None
     sections = [s for s in report.document.sections if s.id == "timeline" and workload in ("", s.workload)]
-    shown = [block for s in sections for block in s.walk() if isinstance(block, Timeline) and case in ("", block.case)]
+    shown = [
+        block for s in sections for block in s.walk() if isinstance(block, TimelineChart) and case in ("", block.case)
+    ]
     for timeline in shown[:1]:
         lanes = [(f"{place} {title}".strip(), lane) for place, title, lane in timeline.lanes]
         columns = ["lane", "what", "events", "time [ns]"]
         yield {"sentence": f"The window shown lasts {timeline.duration_ns:.0f} ns. Events below may be merged."}
         for title, lane in lanes:
             for key, (events, ns) in lane.totals.items():
-                yield {"table": "lanes", "columns": columns, "row": [title, timeline.labels.get(key, key), events, ns]}
+                row = [title, timeline.labels.get(key, key), events, ns]
+                yield {"table": "lanes", "columns": columns, "row": round_all(row)}
         columns = ["lane", "begins at [ns]", "lasts [ns]", "name", "what", "launched at [ns]", "merged events"]
         events_of = ((event, title) for title, lane in lanes for event in lane.events if event.start_ns >= start_ns)
         for event, title in sorted(events_of, key=lambda pair: pair[0].start_ns):
             row = [title, event.start_ns, event.duration_ns, event.name, timeline.labels.get(event.key, event.key),
                    event.launched_ns, event.count]  # fmt: skip
-            yield {"table": "events", "columns": columns, "row": row}
-
-
-# --- pages -----------------------------------------------------------------------------------------------------------
-
-
-def _page(content: Iterable[dict[str, Any]], number: int, **about: str) -> dict[str, Any]:
-    """Return one page of the content: rows of a table share its columns. ``left`` says how much follows."""
-    from profpipe.stdio import as_json
-
-    head = {name: _clean(text, _MOST_TEXT) for name, text in about.items()}
-    room = _MOST - _FRAME - len(as_json(head))
-    pages: list[list[dict[str, Any]]] = [[]]
-    counts, used = [0], 0
-    for item in map(_fitting, content):
-        of_table = {key: item[key] for key in ("table", "columns") if "row" in item}
-        continues = pages[-1] and of_table and all(pages[-1][-1].get(key) == value for key, value in of_table.items())
-        size = len(as_json(item["row"] if continues else item)) + 12
-        if used + size > room and pages[-1]:
-            pages.append([])
-            counts.append(0)
-            used, continues = 0, False
-            size = len(as_json(item)) + 12
-        if continues:
-            pages[-1][-1]["rows"].append(item["row"])
-        else:
-            pages[-1].append({**of_table, "rows": [item["row"]]} if of_table else item)
-        counts[-1] += 1
-        used += size
-    if not 1 <= number <= len(pages):
-        raise ConfigError("page", f"{number} is none of {len(pages)}.", f"Ask for a page from 1 to {len(pages)}.")
-    following = {"next_page": number + 1, "left": sum(counts[number:])} if number < len(pages) else {}
-    return {**head, "page": number, "pages": len(pages), **following, "content": pages[number - 1]}
-
-
-def _fitting(item: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry with texts so short that it fits into a page; of very many columns the first ones."""
-    from profpipe.stdio import as_json
-
-    most = _MOST_TEXT
-    cleaned = _clean(item, most)
-    while len(as_json(cleaned)) > _MOST_ROW and most > _LEAST_TEXT:
-        most //= 2
-        cleaned = _clean(item, most)
-    while len(as_json(cleaned)) > _MOST_ROW and "row" in cleaned:
-        half = len(cleaned["row"]) // 2
-        cleaned = {**cleaned, "columns": cleaned["columns"][:half], "row": cleaned["row"][:half]}
-    return cleaned
-
-
-def _clean(value: Any, most: int = 2_000) -> Any:
-    """Return plain values without secrets, control characters and long texts; numbers with seven digits."""
-    from profpipe.report import answer_json
-    from profpipe.results import answer
-
-    if isinstance(value, dict):
-        return {key: _clean(part, most) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_clean(part, most) for part in value]
-    if isinstance(value, str):
-        return answer.clean_text(value, most)
-    return answer_json.number(value) if isinstance(value, float) else value
+            yield {"table": "events", "columns": columns, "row": round_all(row)}

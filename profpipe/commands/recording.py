@@ -49,5 +49,5 @@ def _store(out: Path, folder: Path, data: Tables, manifest: Manifest, findings: 
     database.store_run(out, folder, data, manifest)
     if manifest.ended:
         repeated = noise_table.read_repeated(out, folder.name)
-        samples = [*history.of_run(folder.name, data, manifest, findings), *history.of_repeated(repeated)]
+        samples = [*history.sample_run(folder.name, data, manifest, findings), *history.sample_repeated(repeated)]
         noise_table.store(out, manifest, samples, folder.name)

@@ -6,15 +6,16 @@ import argparse
 import functools
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from profpipe import errors, plugins
+from profpipe import plugins
 from profpipe.analysis import analyze, kernel_differences, pairs
+from profpipe.analysis.changes import Gate, choose_exit_code
 from profpipe.analysis.findings import Findings
 from profpipe.analysis.pairs import PairFindings
-from profpipe.analysis.verdict import Gate
 from profpipe.commands import arguments
 from profpipe.errors import ConfigError
 from profpipe.job import Status
@@ -40,35 +41,46 @@ TEMPLATE: Final = "SUMMARY.md.j2"
 
 
 @dataclass(frozen=True)
-class Result:
-    """A report. ``is_unmet`` says that an expectation of the pipeline file was not met."""
+class RunReport:
+    """What a run, or ingested files, show. ``expectations_failed``: one of the pipeline file was not met.
+
+    ``pairs`` are the findings of an `ab` run, which has no ``findings``.
+    """
 
     summary: Path
     data: Tables
     manifest: Manifest
     exit_code: int
-    is_unmet: bool
-    #: What the terminal shows of the report.
-    first_screen: Screen = field(default_factory=list)
-    #: The report itself, None where it was written before.
-    document: Document | None = None
+    expectations_failed: bool
     findings: Findings | None = None
-    #: Set for an `ab` run, which has no ``findings``.
     pairs: PairFindings | None = None
+    raw: raw_files.RawFiles = render.NO_RAW_FILES
+
+    @cached_property
+    def document(self) -> Document:
+        """The pages."""
+        if self.pairs is not None:
+            return render.build_pairs(self.pairs, self.data, self.manifest)
+        assert self.findings is not None
+        return render.build(self.findings, self.data, self.manifest, self.raw)
+
+    @cached_property
+    def first_screen(self) -> Screen:
+        """What the terminal shows of the pages."""
+        return first_screen.show_document(self.document)
+
+    @cached_property
+    def results(self) -> dict[str, Any]:
+        """The document of results.json. An `ab` run has that of its verdicts in its place."""
+        assert self.findings is not None
+        return results_json.document(self.findings, self.data, self.manifest)
 
 
-@dataclass(frozen=True)
-class Templates:
-    """The files that make the pages: the template of SUMMARY.md and details.md, and those of report.html."""
+def find_templates(pipeline_dir: Path | None = None, not_below: Path | None = None) -> dict[str, Path]:
+    """Return the files that make the pages by their names: each from ``pipeline_dir``, else the built-in one.
 
-    summary: Path
-    page: Mapping[str, Path]
-
-
-def find_templates(pipeline_dir: Path | None = None, not_below: Path | None = None) -> Templates:
-    """Return each file from the user's ``pipeline_dir``, else the built-in one.
-
-    Files in the folder ``not_below``, which may come from somebody else, are not used.
+    ``TEMPLATE`` makes SUMMARY.md and details.md, the others make report.html. Files in the folder ``not_below``, which
+    may come from somebody else, are not used.
     """
 
     def find(name: str) -> Path:
@@ -79,114 +91,105 @@ def find_templates(pipeline_dir: Path | None = None, not_below: Path | None = No
             raise ConfigError(f"templates/{name}", "is missing.", "Install profpipe again.")
         return path
 
-    return Templates(find(TEMPLATE), {name: find(name) for name in html_page.FILES})
+    return {name: find(name) for name in (TEMPLATE, *html_page.FILES)}
 
 
 def write_report(
     folder: Path,
     data: Tables,
     manifest: Manifest,
-    templates: Templates | None = None,
+    templates: Mapping[str, Path] | None = None,
     pair_findings: PairFindings | None = None,
-) -> Result:
+) -> RunReport:
     """Write SUMMARY.md, its pictures, report.html and the text files into ``folder``.
 
     The default are the built-in templates. ``pair_findings`` are the verdicts of an `ab` run, if any.
     """
     templates = templates or find_templates()
-    result = judge(folder, page_text.shorten_tables(data), manifest, pair_findings)
-    raw = render.NO_RAW_FILES
+    raw = render.NO_RAW_FILES if manifest.ab is not None else raw_files.read(folder, manifest)
+    result = judge(folder, page_text.shorten_tables(data), manifest, pair_findings, raw)
     if result.findings is not None:
-        for name, text in text_files.texts(result.findings, result.data, manifest).items():
+        texts = text_files.texts(result.findings, result.data, manifest)
+        for name, text in {**texts, results_json.FILE: results_json.text(result.results)}.items():
             atomic.write_text(folder / name, text)
-        raw = raw_files.read(folder, manifest)
-    document = _build(result, raw)
-    pages.write(document, folder, templates.summary)
-    html_page.write(document, folder, templates.page)
-    return _add_report(result, document)
+    pages.write(result.document, folder, templates[TEMPLATE])
+    html_page.write(result.document, folder, templates)
+    return result
 
 
-def _add_report(result: Result, document: Document) -> Result:
-    return replace(result, document=document, first_screen=first_screen.of_document(document))
-
-
-def read_report(folder: Path, data: Tables, manifest: Manifest) -> Result:
+def read_report(folder: Path, data: Tables, manifest: Manifest) -> RunReport:
     """Return the report of a run, and write nothing."""
-    result = judge(folder, page_text.shorten_tables(data), manifest)
-    return _add_report(result, _build(result))
+    return judge(folder, page_text.shorten_tables(data), manifest)
 
 
-def _build(result: Result, raw: raw_files.RawFiles = render.NO_RAW_FILES) -> Document:
-    if result.pairs is not None:
-        return render.build_pairs(result.pairs, result.data, result.manifest)
-    assert result.findings is not None
-    return render.build(result.findings, result.data, result.manifest, raw)
-
-
-def judge(folder: Path, data: Tables, manifest: Manifest, pair_findings: PairFindings | None = None) -> Result:
-    """Return the result of a run without a report. ``pair_findings`` are the verdicts of an `ab` run, if any."""
+def judge(
+    folder: Path,
+    data: Tables,
+    manifest: Manifest,
+    pair_findings: PairFindings | None = None,
+    raw: raw_files.RawFiles = render.NO_RAW_FILES,
+) -> RunReport:
+    """Return what a run shows. ``pair_findings`` are the verdicts of an `ab` run, if any."""
     if manifest.ab is not None:
         return _judge_pairs(folder, data, manifest, pair_findings or pairs.analyze(data, manifest))
     findings = analyze.analyze(data, manifest)
     is_bad = data.cases["status"].isin([*schema.FAILED, Status.INTERRUPTED.value]).any()
     is_failure = is_bad or findings.failed or bool(manifest.refused)
-    code = errors.SOME_FAILED if is_failure else errors.OK
-    return Result(folder / "SUMMARY.md", data, manifest, code, findings.is_unmet, findings=findings)
+    code = choose_exit_code(None, bool(is_failure))
+    expectations_failed = findings.expectations_failed
+    return RunReport(folder / "SUMMARY.md", data, manifest, code, expectations_failed, findings=findings, raw=raw)
 
 
-def _judge_pairs(folder: Path, data: Tables, manifest: Manifest, findings: PairFindings) -> Result:
-    """Return the result of an `ab` run: a failed gate comes before a failed case, and that before an undecided gate."""
+def _judge_pairs(folder: Path, data: Tables, manifest: Manifest, findings: PairFindings) -> RunReport:
+    """Return the result of an `ab` run."""
     timed = data.cases[data.cases["profiler"] == "plain"]
     is_bad = timed["status"].isin([*schema.FAILED, Status.INTERRUPTED.value]).any()
     # A capture that failed costs no verdict: the page names it.
     is_bad = is_bad or not all(kernel_differences.is_of_capture(refused.source) for refused in manifest.refused)
-    code = errors.SOME_FAILED if is_bad else errors.OK
-    if findings.gate is Gate.FAILED:
-        code = errors.GATE_FAILED
-    elif findings.gate is Gate.UNDECIDED and not is_bad:
-        code = errors.GATE_UNDECIDED
-    return Result(folder / "SUMMARY.md", data, manifest, code, is_unmet=False, pairs=findings)
+    code = choose_exit_code(findings.gate, bool(is_bad))
+    return RunReport(folder / "SUMMARY.md", data, manifest, code, expectations_failed=False, pairs=findings)
 
 
 def print_result(
-    result: Result, args: argparse.Namespace, exit_code: int | None = None, *, is_measured: bool = True
+    result: RunReport, args: argparse.Namespace, exit_code: int | None = None, *, is_measured: bool = True
 ) -> None:
     """Print the first screen of the report, its path alone (``--quiet``), or one JSON object (``--json``).
 
     A JSON object may go into a file instead. A report that is not ``is_measured`` is that of a stored run.
     """
     full = functools.partial(as_json, result, exit_code)
-    arguments.print_report(args, result.summary, result.first_screen, lambda: as_answer(result, exit_code), full)
-    if result.is_unmet:
+    arguments.print_report(
+        args, result.summary, lambda: result.first_screen, lambda: as_answer(result, exit_code), full
+    )
+    if result.expectations_failed:
         what = "a kernel family that was expected did not run, or too little of the kernels' time is classified"
         print(f"profpipe: {what}. SUMMARY.md says which.", file=sys.stderr)
-    if result.pairs is not None and result.pairs.gate in (Gate.FAILED, Gate.UNDECIDED):
-        cases = result.pairs.failed or result.pairs.open
+    gate = result.pairs.gate if result.pairs else None
+    if gate and gate.verdict is not Gate.PASSED:
+        cases = gate.failed or gate.open
         why = "; ".join(map(verdicts.write_verdict, cases[:_MOST_NAMED])) or "cases are missing"
         more = f"; {len(cases) - _MOST_NAMED} more" if len(cases) > _MOST_NAMED else ""
-        state = "failed" if result.pairs.gate is Gate.FAILED else "is undecided"
+        state = "failed" if gate.verdict is Gate.FAILED else "is undecided"
         of_run = (
             "" if is_measured else f"nothing was measured now. In the stored run of {result.manifest.started[:10]} "
         )
-        print(f"profpipe: {of_run}the gate of {result.pairs.percent:g} % {state}: {why}{more}.", file=sys.stderr)
+        print(f"profpipe: {of_run}the gate of {gate.percent:g} % {state}: {why}{more}.", file=sys.stderr)
 
 
 #: Cases that a message names; more are counted.
 _MOST_NAMED = 4
 
 
-def as_answer(result: Result, exit_code: int | None = None) -> dict[str, Any]:
+def as_answer(result: RunReport, exit_code: int | None = None) -> dict[str, Any]:
     """Return the short document, without the path of the folder."""
     findings = result.findings or result.pairs
     assert findings is not None
-    verdicts = as_json(result, exit_code) if result.pairs is not None else None
-    return answer_json.of_report(result.document or _build(result), findings, result.manifest, verdicts)
+    return answer_json.select_report(result.document, findings, result.manifest, as_json(result, exit_code))
 
 
-def as_json(result: Result, exit_code: int | None = None) -> dict[str, Any]:
+def as_json(result: RunReport, exit_code: int | None = None) -> dict[str, Any]:
     """Return the document of results.json; of an `ab` run that of its verdicts."""
-    if result.findings is not None:
-        return results_json.document(result.findings, result.data, result.manifest)
-    assert result.pairs is not None
+    if result.pairs is None:
+        return result.results
     summary, code = str(result.summary.resolve()), result.exit_code if exit_code is None else exit_code
     return results_json.verdict_document(result.pairs, result.data, result.manifest, summary, code)

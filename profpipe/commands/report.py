@@ -45,9 +45,9 @@ def main(args: argparse.Namespace) -> int:
     # The run may come from somebody else. A template that it brings along is not used.
     templates = rendering.find_templates(Path.cwd(), not_below=folder)
     if args.template is not None:
-        templates = replace(templates, summary=args.template)
-    if not templates.summary.is_file():
-        what = f"{templates.summary} is no file."
+        templates[rendering.TEMPLATE] = args.template
+    if not (template := templates[rendering.TEMPLATE]).is_file():
+        what = f"{template} is no file."
         raise ConfigError("--template", what, "Name a template such as templates/SUMMARY.md.j2.")
     # (workload, profiler) of the jobs that were started and not stored, because the runner was killed.
     places = (path.parent.relative_to(folder) for path in (folder / "raw").rglob(LOG))

@@ -136,16 +136,16 @@ def _commands(request: RunRequest, folder: Path) -> Iterator[str]:
     from profpipe import profilers
     from profpipe.job import Missing
     from profpipe.runner import guided_ncu
-    from profpipe.runner.request import Machine, plan_jobs
+    from profpipe.runner.request import ExaminedMachine, plan_jobs
 
-    for job in plan_jobs(request, Machine.examine(request), folder):
+    for job in plan_jobs(request, ExaminedMachine.examine(request), folder):
         if isinstance(job.tool, Missing):
             continue
-        variables = "".join(f"{name}={value} " for name, value in job.env.items() if name != "PYTHONPATH")
+        variables = "".join(f"{name}={value} " for name, value in job.launch.env.items() if name != "PYTHONPATH")
         program = f" (runs {job.script})" if job.script else ""
         for command in profilers.ALL[job.profiler].commands(guided_ncu.preview(job)):
             if command.runs_workload:
-                yield f"in {job.cwd}: {job.masked(variables)}{job.shown(command)}{program}"
+                yield f"in {job.launch.cwd}: {job.masked(variables)}{job.shown(command)}{program}"
 
 
 def _allow_further_pairs(run: Session, most: int) -> None:
@@ -162,7 +162,7 @@ def _allow_further_pairs(run: Session, most: int) -> None:
     is_complete = run.is_complete
     run.manifest = replace(run.manifest, ab=replace(settings, more=max(settings.more, most)))
     has_more_looks = len(pair_blocks.looks(most)) > len(pair_blocks.looks(settings.more))
-    undecided = pairs.choose_again(run.data, run.manifest, pair_blocks.Block.FURTHER)
+    undecided = pairs.choose_again(run.data, run.manifest, pair_blocks.PairBlock.FURTHER)
     if is_complete and has_more_looks and undecided:
         run.manifest = replace(run.manifest, ended=None)
 
@@ -173,7 +173,7 @@ def _why_no_pairs(run: Session) -> str:
     from profpipe.results import pair_blocks
 
     settings = run.manifest.ab
-    undecided = pairs.choose_again(run.data, run.manifest, pair_blocks.Block.FURTHER) if settings else ()
+    undecided = pairs.choose_again(run.data, run.manifest, pair_blocks.PairBlock.FURTHER) if settings else ()
     if settings is None or not undecided:
         return "No case needs further pairs."
     last = pair_blocks.looks(settings.more)[-1]
@@ -195,7 +195,7 @@ def finish(folder: Path, args: argparse.Namespace) -> int:
         if args.more is not None:
             remedy = "Start a run with it: profpipe ab --slurm --more N"
             raise ConfigError("--more", "adds pairs to a run on one machine, and this run is on a cluster.", remedy)
-        cluster.with_options(request, args.sbatch, "profpipe resume")
+        cluster.add_options(request, args.sbatch, "profpipe resume")
         return cluster.resume(folder, request, args.sbatch, args)
     if args.wait or args.sbatch:
         raise ConfigError("--wait" if args.wait else "--", "is for a run on a cluster, and this run has one machine.")

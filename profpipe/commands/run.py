@@ -117,7 +117,7 @@ def main(args: argparse.Namespace) -> int:
     request = RunRequest.create(pipeline, path, args.out, *common, user_program)
     if args.slurm:
         return _submit(request, options_of_sbatch, command, args)
-    request, left_out = execution.with_comparisons(request), ""
+    request, left_out = execution.group_cases(request), ""
     if args.budget:
         request, left_out = execution.fit(request, args.budget)
     if args.dry_run:
@@ -130,7 +130,7 @@ def _submit(request: RunRequest, options: list[str], command: list[str], args: a
     """Submit the run to the cluster, or print what would be submitted."""
     from profpipe.commands import cluster
 
-    request = cluster.with_options(request, options, "profpipe run --slurm")
+    request = cluster.add_options(request, options, "profpipe run --slurm")
     if args.dry_run:
         cluster.print_plan(request)
         return errors.OK

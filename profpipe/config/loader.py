@@ -42,9 +42,9 @@ def schema() -> dict[str, Any]:
 
 
 def load_pipeline(path: Path, overrides: Sequence[str] = (), env: Mapping[str, str] = os.environ) -> Pipeline:
-    """Return the pipeline in the file ``path``, with the defaults merged into each workload.
+    """Return the pipeline in the file ``path``, with the defaults merged into the workloads.
 
-    ``overrides`` are ``KEY=VALUE`` as for ``--set``. Raises ConfigError with a line for each mistake.
+    ``overrides`` are ``KEY=VALUE`` as for ``--set``. Raises ConfigError with a line for a mistake.
     """
     return load_document(read(path, shown(path)), path, env, overrides)
 
@@ -84,11 +84,11 @@ def variables(path: Path) -> list[str]:
 
 
 def _merge_defaults(document: dict[str, Any]) -> None:
-    """Merge ``defaults`` into each workload. Mappings such as ``env`` are merged key by key, at every level."""
+    """Merge ``defaults`` into the workloads. Mappings such as ``env`` are merged key by key, at all levels."""
     defaults, workloads = document.get("defaults"), document.get("workloads")
     if not isinstance(defaults, dict) or not isinstance(workloads, dict):
         return
-    # An unknown key in the defaults is reported once, and not again in every workload.
+    # An unknown key in the defaults is reported once, and not again in the workloads.
     shared = {k: v for k, v in defaults.items() if k in Settings.model_fields}
     # A number of iterations for all scripts is no number of processes.
     of_commands = {k: v for k, v in shared.items() if k != "repeats"}
@@ -103,7 +103,7 @@ def _merged(shared: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str,
 
 
 def override(document: dict[str, Any], text: str, path: Path) -> None:
-    """Apply a ``--set``: a path in the file, or the name of a parameter for every workload that declares it."""
+    """Apply a ``--set``: a path in the file, or the name of a parameter for all workloads that declare it."""
     key, equals, written = text.partition("=")
     keys = key.strip().split(".")
     if not equals or not all(keys):
@@ -140,7 +140,7 @@ def _override_value(name: str, keys: list[str], text: str, commands: Collection[
 
 
 def _set_axis(document: dict[str, Any], workloads: dict[str, Any], param: str, written: str, path: Path) -> None:
-    """Make an axis of a parameter in each workload that knows it, so that the names of cases hold its value."""
+    """Make an axis of a parameter in all workloads that know it, so that the names of cases hold its value."""
     names_by_workload = {
         name: {*mapping_at(workload, "params"), *mapping_at(workload, "matrix"), *_declared(workload, path)}
         for name, workload in workloads.items()
@@ -188,7 +188,7 @@ def _keep_commas(document: dict[str, Any], path: Path) -> None:
 def _narrow_baselines(document: dict[str, Any], written: dict[str, Any]) -> dict[str, list[_Moved]]:
     """Replace a baseline that the environment or ``--set`` removed from the matrix by the axis's first value.
 
-    ``IMPLS=fa2,sage ./auto_profile.sh`` is no mistake in the file. A baseline that the file's own matrix lacks is a
+    ``IMPLS=fa2,sage ./auto_profile.sh`` is no mistake in the file. A baseline that the matrix of the file lacks is a
     mistake and stays. Returns the replaced values by workload.
     """
     moved: dict[str, list[_Moved]] = {}

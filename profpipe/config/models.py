@@ -1,4 +1,4 @@
-"""The models of a pipeline file: one frozen pydantic model for each mapping."""
+"""The models of a pipeline file: one frozen pydantic model for a mapping."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class Settings(StrictModel):
 
     @property
     def limits(self) -> dict[str, float]:
-        """The tolerance by the name of each measure."""
+        """The tolerances by the names of the measures."""
         return {str(measure): limit for measure, limit in self.tolerance.items()}
 
 

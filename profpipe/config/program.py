@@ -71,7 +71,7 @@ def read_program(
     in the words becomes an axis of the matrix. ``variables`` are ``NAME`` or ``NAME=VALUE`` for the environment of the
     program, ``settings`` further keys of the workload. ``name`` is that of the run, by default that of the program.
     ``repeat`` is the command that repeats the run of the pipeline
-    file. Raises ConfigError if the program is not found or an option is wrong.
+    file. Raises ConfigError if the program is missing or an option is wrong.
     """
     command = " ".join(repeat[:2])
     words = _startable(words, env, command)
@@ -222,7 +222,7 @@ def _startable(words: Sequence[str], env: Mapping[str, str], command: str) -> Se
 
 
 def _escape(word: str, secrets: Mapping[str, str]) -> str:
-    """Keep ``${NAME}`` of the user's own as it is: a pipeline file would replace it."""
+    """Keep ``${NAME}`` of the user as it is: a pipeline file would replace it."""
     return PLACEHOLDER.sub(lambda m: m[0] if m[1] in secrets else m[0].replace("${", "${DOLLAR:-$}{", 1), word)
 
 

@@ -41,7 +41,7 @@ def category(name: str, kernel_class: str, kind: str) -> str:
 
 
 def is_own(name: str, kind: str) -> bool:
-    """Return whether a kernel without a class is the program's own: on the GPU, and of no known library."""
+    """Return whether a kernel without a class is of the program itself: on the GPU, and of no library."""
     return kind != "cpu_op" and not _LIBRARIES.search(name)
 
 
@@ -75,7 +75,7 @@ METRIC_NAMES: Final = {
     "max": "time_max",
 }
 
-#: Metrics that the harness writes for every workload.
+#: Metrics that the harness writes for all workloads.
 METRICS: Final = ("peak_allocated", "peak_reserved", "flops", "bytes_moved", "iterations", "time_cv")
 
 _FIGURES: Final = {"time": "ns", "calls": "calls", "share": "share"}
@@ -83,7 +83,7 @@ _FIGURES: Final = {"time": "ns", "calls": "calls", "share": "share"}
 #: Before a text that stands in the names of kernels: ``kernel:CUDAFunctor_add.calls``.
 BY_NAME: Final = "kernel:"
 
-#: Values of kernels, written ``subject.figure``: by subject the stored unit of each figure.
+#: Values of kernels, written ``subject.figure``: by subject the stored units of the figures.
 KERNEL_VALUES: Final[Mapping[str, Mapping[str, str]]] = {
     **dict.fromkeys((*CATEGORIES, *OTHER_CLASSES), _FIGURES),
     "kernels": {"time": "ns", "calls": "calls"},
@@ -131,7 +131,7 @@ class StudyValue:
 
 
 def parse_value(name: str) -> StudyValue:
-    """Return the value that ``name`` stands for. A name that is not known is that of a metric."""
+    """Return the value that ``name`` stands for. Any other name is that of a metric."""
     subject, _, figure = name.rpartition(".")
     if figure in _FIGURES and subject.removeprefix(BY_NAME) not in ("", subject):
         return StudyValue(name, Source.KERNELS, subject, figure)
@@ -144,7 +144,7 @@ def parse_value(name: str) -> StudyValue:
 
 
 def known_names() -> list[str]:
-    """Return the names that every study may use."""
+    """Return the names that all studies may use."""
     kernels = [f"{subject}.{figure}" for subject, figures in KERNEL_VALUES.items() for figure in figures]
     return [*CALL_VALUES, *CASE_VALUES, *METRICS, *kernels]
 

@@ -98,6 +98,18 @@ class Steps(StrictModel):
     forward: bool = Field(False, description="take each call of the outermost module for a step, for inference")
 
 
+class ChosenSteps(Steps):
+    """Steps as profpipe chooses them by what a program did under plain."""
+
+    stride: int = Field(1, description="steps of the optimizer that are an iteration")
+    offset: int = Field(0, description="number of the first of them")
+    module: str = Field("", description="module whose calls are the steps")
+
+    @classmethod
+    def of(cls, steps: Steps, **changed: Any) -> ChosenSteps:
+        return cls(**(steps.model_dump() | changed))
+
+
 class Capture(StrictModel):
     """The time that profilers record of a `command` without steps, such as a server."""
 
@@ -243,7 +255,7 @@ def check_options(words: Sequence[str]) -> Sequence[str]:
 
 
 def option_lines(words: Sequence[str]) -> Iterator[list[str]]:
-    """Yield each option with the words that follow it: ``["--mem=8G"]``, ``["-A", "physics"]``."""
+    """Yield the options with the words that follow it: ``["--mem=8G"]``, ``["-A", "physics"]``."""
     line: list[str] = []
     for word in words:
         if word.startswith("-") and line:
@@ -290,7 +302,7 @@ class Slurm(StrictModel):
         (), description="further options of sbatch: [--mem=64G, --exclusive]"
     )
 
-    def with_options(self, more: Sequence[str]) -> Slurm:
+    def add_options(self, more: Sequence[str]) -> Slurm:
         """Return the settings with further options. Raises ValueError for a wrong one."""
         document: dict[str, Any] = self.model_dump()
         return type(self).model_validate({**document, "options": [*self.options, *check_options(more)]})

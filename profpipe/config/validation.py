@@ -49,7 +49,7 @@ _MOST_POINTS: Final = 100_000
 
 
 def as_error(where: str, mistakes: Sequence[Mistake]) -> ConfigError:
-    """Return one error with a line for each mistake in the file ``where``."""
+    """Return one error with a line for a mistake in the file ``where``."""
     first, *rest = [
         ConfigError(": ".join(filter(None, [f"{where}:{line[0]}" if any(line) else where, at])), what, remedy)
         for at, what, remedy, *line in mistakes
@@ -122,7 +122,7 @@ def _explain(entry: ErrorDetails) -> Mistake:
         return at, f"{value!r} is not known.", did_you_mean(str(value), map("".join, choices))
     text = repr(value) if len(repr(value)) <= 60 else f"{value!r:.57}..."
     if len(location) > 1 and location[-1] in ("str", "int", "float", "bool"):
-        # pydantic reports each type that a single value may have.
+        # pydantic reports all types that a single value may have.
         return at.rpartition(".")[0], f"is not a single value (got {text}).", ""
     what, remedy = _PLAIN_WORDS.get(kind, (entry["msg"].removeprefix("Value error, "), ""))
     return at, f"{what} (got {text}).", remedy
@@ -308,7 +308,7 @@ def _check_script(at: str, workload: Workload, script: str, path: Path) -> Itera
 def _wrong_type(default: object, value: object) -> str | None:
     """Return the type that the parameter's default demands, or None if ``value`` has it.
 
-    A text default allows every value: seqlens='128,128' looks like a number when it holds only one.
+    A text default allows any value: seqlens='128,128' looks like a number when it holds only one.
     """
     expected: dict[type, tuple[tuple[type, ...], str]] = {
         bool: ((bool,), "true or false"),
@@ -372,7 +372,7 @@ class _Words:
         self._metrics = metrics - self.axes.keys()
 
     def is_metric(self, word: str) -> bool:
-        """Return True if a case may have a metric ``word``. The prefix ``metric.`` allows every name."""
+        """Return True if a case may have a metric ``word``. The prefix ``metric.`` allows any name."""
         return word.startswith("metric.") or word in self._metrics or bool(_ERRORS.fullmatch(word))
 
     def nearest(self, word: str, likely: Iterable[str], with_metrics: bool = False) -> str:
@@ -385,7 +385,7 @@ class _Words:
 
 @functools.lru_cache(maxsize=64)
 def _texts(script: Path) -> frozenset[str]:
-    """Return every name among the string literals of a workload's file, of the parts (``_part.py``) that it names, and
+    """Return the names among the string literals of a workload's file, of the parts (``_part.py``) that it names, and
     of the modules that it imports from ``profpipe.workload_lib``.
 
     The names of its metrics are among them. They are read from the syntax tree, so no code of the user runs.
@@ -421,7 +421,7 @@ def _check_table(at: str, table: Table | Plot, vocabulary: _Words) -> Iterator[M
 
 def _check_places(at: str, table: Table | Plot, vocabulary: _Words) -> Iterator[Mistake]:
     places = table.axes
-    # A plot draws one picture for each value.
+    # A plot draws one picture for a value.
     reserved = _PLACES if isinstance(table, Table) else tuple(word for word in _PLACES if word != "value")
     for part, words in places.items():
         for word in words:

@@ -75,7 +75,7 @@ class _Loader(yaml.SafeLoader):
 
     A duplicate key is an error; PyYAML keeps the last one. ``1e-3`` is a number as in YAML 1.2; PyYAML reads YAML 1.1,
     which demands a point and a signed exponent. A whole number beyond 64 bits is an error: no table holds it. The text
-    of a value is kept as ``_Written`` until it is known whether the value is for a command.
+    of a value is kept as ``_Written`` until it is clear whether the value is for a command.
     """
 
     def construct_scalar_as_written(self, node: yaml.ScalarNode) -> Any:
@@ -166,7 +166,7 @@ def is_parameter(path: Sequence[Any], commands: Collection[Any]) -> bool:
 
 
 def _check_values(document: Any, where: str) -> None:
-    """Raise ConfigError for an alias (``*a``) inside its own value, and for more values than a pipeline has.
+    """Raise ConfigError for an alias (``*a``) inside its value, and for more values than a pipeline has.
 
     Aliases of aliases stand for millions of values.
     """
@@ -213,7 +213,7 @@ def shown(path: Path) -> str:
 def substituted(
     node: Any, env: Mapping[str, str], where: str, path: tuple[str, ...] = (), commands: Collection[Any] = ()
 ) -> Any:
-    """Return ``node`` with every ``${NAME:-default}`` replaced.
+    """Return ``node`` with all ``${NAME:-default}`` replaced.
 
     A value that is one placeholder gets its YAML type back, except where ``takes_text``, and a parameter of one of the
     workloads ``commands`` as ``word`` does.
@@ -258,7 +258,7 @@ def _is_word(path: Sequence[Any]) -> bool:
 
 
 def placeholders(node: Any, without: str | None = None) -> Iterator[tuple[str, str | None]]:
-    """Yield name and default of every environment variable in ``node``, except those below a key ``without``."""
+    """Yield name and default of the environment variables in ``node``, except those below a key ``without``."""
     if isinstance(node, dict):
         node = [value for key, value in node.items() if key != without]
     if isinstance(node, list):

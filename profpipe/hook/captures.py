@@ -1,6 +1,6 @@
-"""What the hook records of the chosen steps, one class for each profiler.
+"""What the hook records of the chosen steps, one class for a profiler.
 
-``begin`` and ``end`` are called at the boundaries of each step, chosen or not; ``discard`` when the numbers start again
+``begin`` and ``end`` are called at the boundaries of all steps, chosen or not; ``discard`` when the numbers start again
 at 0; ``finish`` once, when the steps are over or the process ends.
 
 What lies between the first and the last chosen step is a window for the profilers that the program itself starts.
@@ -20,8 +20,8 @@ from profpipe.hook.energy import EnergyCounter
 from profpipe.hook.flops import FlopStep
 from profpipe.hook.host import Host
 from profpipe.hook.modules import ModuleRanges
-from profpipe.hook.record import Pending, Record
-from profpipe.hook.settings import Settings
+from profpipe.hook.record import HookRecord, Pending
+from profpipe.hook.settings import HookSettings
 
 # --- the window of nsys and ncu, and of rocprof ----------------------------------------------------------------------
 
@@ -30,11 +30,11 @@ class CudaWindow:
     """The capture range of nsys and ncu: cudaProfilerStart to cudaProfilerStop.
 
     All processes of a machine that run under one nsys share one capture, and the first cudaProfilerStop ends it. So
-    each process leaves an empty file when it has come to its last step, or ends, and the last one to come ends the
+    a process leaves an empty file when it has come to its last step, or ends, and the last one to come ends the
     capture. A process without a GPU cannot end it, and leaves its file for the others.
     """
 
-    def __init__(self, given: Settings) -> None:
+    def __init__(self, given: HookSettings) -> None:
         self._settings = given
         self._size = settings.local_size()
         self._has_begun = self._is_on = False
@@ -44,7 +44,7 @@ class CudaWindow:
         self._is_on = _cuda_profiler("cudaProfilerStart")
 
     def end(self, late: int) -> None:
-        """End the capture if this process is the last one. It is asked again at each step, ``late`` after the last.
+        """End the capture if this process is the last one. It is asked again at all steps, ``late`` after the last.
 
         A process that makes no steps, or hangs, leaves no file. Ranks that work together are never as many steps apart
         as are measured.
@@ -73,7 +73,7 @@ class CudaWindow:
 
 
 class RoctxWindow:
-    """The region that rocprofv3 records: roctxProfilerResume to roctxProfilerPause, in each process for itself."""
+    """The region that rocprofv3 records: roctxProfilerResume to roctxProfilerPause, in a process for itself."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -94,7 +94,7 @@ class RoctxWindow:
         """Record to the end of the process."""
 
 
-def choose_window(given: Settings, record: Record) -> Any:
+def choose_window(given: HookSettings, record: HookRecord) -> Any:
     """Return the window of this process's profiler, None where it records the whole process."""
     recording = os.environ.get("PROFPIPE_RECORD")
     if given.profiler in ("nsys", "ncu") and recording != "whole":
@@ -139,10 +139,10 @@ _PERIOD_NS = 1_000_000_000
 _STEP, _LAST = Pending.STEP, Pending.ALL - 2 * Pending.STEP
 
 
-class Capture:
+class StepCapture:
     """Nothing is recorded."""
 
-    def __init__(self, given: Settings, record: Record) -> None:
+    def __init__(self, given: HookSettings, record: HookRecord) -> None:
         self.settings, self.record = given, record
 
     def is_complete(self, number: int) -> bool:
@@ -168,10 +168,10 @@ class Capture:
         """No step follows."""
 
 
-class Times(Capture):
-    """The time of each step, the peak of torch's memory, and the energy that the GPUs have drawn."""
+class Times(StepCapture):
+    """The times of the steps, the peak of torch's memory, and the energy that the GPUs have drawn."""
 
-    def __init__(self, given: Settings, record: Record) -> None:
+    def __init__(self, given: HookSettings, record: HookRecord) -> None:
         super().__init__(given, record)
         #: By the number of a step that has not been written: what it calls.
         self._calls: Dict[int, str] = {}
@@ -261,8 +261,8 @@ class Times(Capture):
         self._pending.clear()
 
 
-def _range_name(given: Settings, rule: str, number: int, call: str) -> str:
-    """Return ``profpipe.step:forward:7 *LlamaModel 1x512``; ``*`` marks the module whose calls are steps, if known."""
+def _range_name(given: HookSettings, rule: str, number: int, call: str) -> str:
+    """Return ``profpipe.step:forward:7 *LlamaModel 1x512``; ``*`` marks the module whose calls are steps."""
     is_step = given.module and call.partition(" ")[0] == given.module
     return f"{ranges.STEP_PREFIX}{rule}:{number}" + (f" {'*' if is_step else ''}{call}" if call else "")
 
@@ -273,14 +273,14 @@ class _Opened(threading.local):
     range: Any = None
 
 
-class TorchTrace(Capture):
+class TorchTrace(StepCapture):
     """One trace of torch.profiler over the chosen steps, and over a few more with ranges around calls of modules.
 
     These ranges cost time of the host, so the chosen steps have none. They are in the same trace: where one
     profiler sees the beginning of a range of the program and the next one its end, torch writes into freed memory.
     """
 
-    def __init__(self, given: Settings, record: Record) -> None:
+    def __init__(self, given: HookSettings, record: HookRecord) -> None:
         super().__init__(given, record)
         self._profile: Any = None
         self._is_on = self._is_over = self._has_step = self._has_all = False
@@ -401,7 +401,7 @@ class TorchTrace(Capture):
         return profiler is getattr(self._profile, "profiler", None)
 
     def _make_room(self) -> bool:
-        """End the trace for the program's own profiler. Return whether there is none of profpipe's."""
+        """End the trace for the program's profiler. Return whether there is none of profpipe's."""
         was_over, self._is_over = self._is_over, True
         if self._is_on:
             if not self._has_all:
@@ -411,13 +411,13 @@ class TorchTrace(Capture):
         return not was_over
 
 
-class Ranges(Capture):
-    """A range around each chosen step, for nsys and rocprof, and the recording from the first to the last one only.
+class Ranges(StepCapture):
+    """A range around a chosen step, for nsys and rocprof, and the recording from the first to the last one only.
 
     These ranges may begin and end inside ranges of the program, so they are no part of its stack.
     """
 
-    def __init__(self, given: Settings, record: Record) -> None:
+    def __init__(self, given: HookSettings, record: HookRecord) -> None:
         super().__init__(given, record)
         self._opened = _Opened()
         self._window = choose_window(given, record)
@@ -461,6 +461,6 @@ class Ranges(Capture):
             self._window.leave()
 
 
-def choose(given: Settings, record: Record) -> Capture:
+def choose(given: HookSettings, record: HookRecord) -> StepCapture:
     kinds = {"plain": Times, "torch": TorchTrace, "nsys": Ranges, "ncu": Ranges, "rocprof": Ranges}
-    return kinds.get(given.profiler, Capture)(given, record)
+    return kinds.get(given.profiler, StepCapture)(given, record)

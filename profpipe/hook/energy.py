@@ -1,7 +1,7 @@
 """The energy that the GPUs of this process draw, by a counter of the driver.
 
 The driver counts from Volta on, in mJ since it was loaded, and renews the counter every 20 to 100 ms
-(``nvmlDeviceGetTotalEnergyConsumption`` of nvml.h). So energy is known for spans of seconds only. The counter is that
+(``nvmlDeviceGetTotalEnergyConsumption`` of nvml.h). So energy exists for spans of seconds only. The counter is that
 of the whole GPU and includes what other processes draw. A MIG instance has no counter.
 """
 

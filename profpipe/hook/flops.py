@@ -15,7 +15,7 @@ from collections import Counter
 from typing import Any, Callable, Dict, List
 
 from profpipe.hook import clock
-from profpipe.hook.record import Record
+from profpipe.hook.record import HookRecord
 
 #: Operators of torch that may hold such work. Those without a formula are named.
 _HEAVY = re.compile(r"^(?!_thnn).*?((^|_)(add|b|badd|int_|scaled_)?mm|grouped_mm|convolution|rnn|lstm|gru|attention)")
@@ -30,7 +30,7 @@ _OF_BACKWARD = 0.8
 class FlopStep:
     """Counts the operations of one step, in which nothing else is recorded."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: HookRecord) -> None:
         self._record = record
         self._count: Any = None
         self._number = -1
@@ -107,7 +107,7 @@ class FlopCount:
     no formula, by its name.
     """
 
-    def __init__(self, torch: Any, record: Record) -> None:
+    def __init__(self, torch: Any, record: HookRecord) -> None:
         from torch.utils.flop_counter import flop_registry
 
         self.by_type: Counter[str] = Counter()
@@ -221,7 +221,7 @@ def _expand_heads(name: str, args: Any) -> Any:
 
 
 def _mode(dispatch: Callable[..., Any]) -> Any:
-    """Return a mode of torch that passes each operator to ``dispatch``."""
+    """Return a mode of torch that passes operators to ``dispatch``."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Mode(TorchDispatchMode):

@@ -21,8 +21,8 @@ import time
 import types
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from profpipe.hook.record import Record
-from profpipe.hook.settings import Settings
+from profpipe.hook.record import HookRecord
+from profpipe.hook.settings import HookSettings
 
 #: Seconds between two samples, and for which a thread may keep the interpreter's lock.
 _PERIOD_S, _SWITCH_S = 0.005, 1e-4
@@ -97,7 +97,7 @@ class _Places:
 class Host:
     """Records the host from the first chosen step to the last one. An error of it is noted, and the program goes on."""
 
-    def __init__(self, given: Settings, record: Record) -> None:
+    def __init__(self, given: HookSettings, record: HookRecord) -> None:
         self._settings, self._record = given, record
         self._places = _Places()
         self._is_on = False

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Tuple
 
 from profpipe import ranges
 from profpipe.hook import modules, settings, span, steps
-from profpipe.hook.steps import Steps
+from profpipe.hook.steps import ProcessSteps
 
 # --- functions of torch.compile --------------------------------------------------------------------------------------
 #
@@ -29,7 +29,7 @@ _PARAMETERS = 8
 
 
 def wrap_compiled(torch: Any, wrap: Wrap, target_of: Callable[[Any], Any] = lambda model: model) -> None:
-    """Pass each function that torch.compile makes through ``wrap``. A compiled module stays as it is.
+    """Pass the functions that torch.compile makes through ``wrap``. A compiled module stays as it is.
 
     ``target_of`` returns what is compiled in place of a model or function.
     """
@@ -49,7 +49,7 @@ def wrap_compiled(torch: Any, wrap: Wrap, target_of: Callable[[Any], Any] = lamb
 
 
 class OptimizerWatch:
-    """The optimizers of the process, and how many steps of each were seen."""
+    """The optimizers of the process, and how many of their steps were seen."""
 
     def __init__(self, torch: Any, is_compiling: Callable[[], bool], stepped: Callable[[Any], None]) -> None:
         self._is_compiling, self._stepped = is_compiling, stepped
@@ -106,7 +106,7 @@ def _versions(optimizer: Any) -> Any:
 
 def after_import(name: str) -> None:
     """Install the hooks for the module ``name``, which this process has just imported."""
-    given, process_steps = settings.read(), steps.of_process()
+    given, process_steps = settings.read(), steps.read_process_steps()
     if given is not None and given.capture is not None and name == "torch":
         _note_import(given.path("torch"))
         span.begin(given)
@@ -127,7 +127,7 @@ def _note_import(path: str) -> None:
         pass
 
 
-def _watch_torch(torch: Any, process_steps: Steps, given: settings.Settings) -> None:
+def _watch_torch(torch: Any, process_steps: ProcessSteps, given: settings.HookSettings) -> None:
     if given.range is not None:
         kind = torch.autograd.profiler.record_function
         _watch_opening(kind, "__enter__", lambda opened: getattr(opened, "name", ""), process_steps, given)
@@ -149,7 +149,7 @@ def _watch_torch(torch: Any, process_steps: Steps, given: settings.Settings) -> 
 # --- optimizers ------------------------------------------------------------------------------------------------------
 
 
-def _watch_optimizers(torch: Any, process_steps: Steps) -> None:
+def _watch_optimizers(torch: Any, process_steps: ProcessSteps) -> None:
     # torch.optim deletes its attribute `optimizer`.
     library = importlib.import_module("torch.optim.optimizer")
     register = getattr(library, "register_optimizer_step_post_hook", None)
@@ -171,7 +171,7 @@ def _watch_optimizers(torch: Any, process_steps: Steps) -> None:
     _watch_skipped_steps(torch, process_steps, seen)
 
 
-def _watch_skipped_steps(torch: Any, process_steps: Steps, seen: OptimizerWatch) -> None:
+def _watch_skipped_steps(torch: Any, process_steps: ProcessSteps, seen: OptimizerWatch) -> None:
     """Count an iteration whose optimizer GradScaler leaves out, because gradients overflowed."""
     scaler = getattr(getattr(torch, "amp", None), "GradScaler", None)
     original = getattr(scaler, "_maybe_opt_step", None)
@@ -192,21 +192,21 @@ def _watch_skipped_steps(torch: Any, process_steps: Steps, seen: OptimizerWatch)
 # --- modules ---------------------------------------------------------------------------------------------------------
 
 
-class _Calls(threading.local):
+class _ThreadState(threading.local):
     """Whether this thread is inside a call of a module."""
 
     is_inside = False
 
 
 class _ModuleWatch:
-    """Begins a step at each call of a module that is not inside the call of another one.
+    """Begins a step at a call of a module that is not inside the call of another one.
 
     ``torch.nn.Module.__call__`` is replaced, and nothing is added to the modules of the program, which it may copy,
     save or script. A call inside another one takes 0.2 microseconds longer.
     """
 
-    def __init__(self, torch: Any, process_steps: Steps) -> None:
-        self._kind, self._steps, self._calls, self._has_ended = torch.nn.Module, process_steps, _Calls(), False
+    def __init__(self, torch: Any, process_steps: ProcessSteps) -> None:
+        self._kind, self._steps, self._calls, self._has_ended = torch.nn.Module, process_steps, _ThreadState(), False
         self._original, self._is_compiling = self._kind.__call__, modules.compiling(torch)
         self._names: Dict[int, Tuple[Any, str]] = {}
         self._call = self._kind.__call__ = self._outermost(self._original)
@@ -264,8 +264,8 @@ class _ModuleWatch:
     def _name(self, owner: Any) -> str:
         """Return the class of a module, and for further modules of that class a number: ``Linear``, ``Linear#2``.
 
-        A number that belonged to a module which is gone is given again: some programs make a module for each call.
-        Graphs have one name: a server has one for each size of the batch.
+        A number that belonged to a module which is gone is given again: some programs make modules for single calls.
+        Graphs have one name: a server has one for a size of the batch.
         """
         if not isinstance(owner, self._kind):
             return ranges.REPLAY
@@ -294,12 +294,12 @@ def _loads_data() -> bool:
 
 
 def _tokens(args: Any, kwargs: Any) -> str:
-    """Return the tokens that a call of a model gets: `` 8x512`` is a batch of 8 with 512 each; empty for other inputs.
+    """Return the tokens that a call of a model gets: `` 8x512`` is a batch of 8 times 512; empty for other inputs.
 
     The first tensor decides. Token ids are whole numbers (batch, length), embeddings floating-point numbers (batch,
     length, width). Servers join the tokens of all sequences: `` 512`` are ids (512,), followed by positions (512,).
     """
-    # This runs at each step, so it is written for speed: it takes 2 microseconds.
+    # This runs at all steps, so it is written for speed: it takes 2 microseconds.
     try:
         tensors = [argument for argument in (*args, *kwargs.values()) if hasattr(argument, "is_floating_point")]
         if not tensors:
@@ -327,7 +327,7 @@ def _tokens(args: Any, kwargs: Any) -> str:
 # --- ranges of the program -------------------------------------------------------------------------------------------
 
 
-def _watch_nvtx(nvtx: Any, process_steps: Steps, given: settings.Settings) -> None:
+def _watch_nvtx(nvtx: Any, process_steps: ProcessSteps, given: settings.HookSettings) -> None:
     def message_of(opened: Any) -> Any:
         return getattr(getattr(opened, "attributes", None), "message", "")
 
@@ -341,7 +341,7 @@ def _first_argument(*args: Any, **kwargs: Any) -> Any:
 
 
 def _watch_opening(
-    owner: Any, function: str, name_of: Callable[..., Any], process_steps: Steps, given: settings.Settings
+    owner: Any, function: str, name_of: Callable[..., Any], process_steps: ProcessSteps, given: settings.HookSettings
 ) -> None:
     """Begin a step where ``owner.function`` opens a range of a chosen name; ``name_of`` takes it from the arguments."""
     original = getattr(owner, function)

@@ -8,7 +8,7 @@ import threading
 from typing import Any, Callable, Dict, Tuple
 
 from profpipe import ranges
-from profpipe.hook.record import Record
+from profpipe.hook.record import HookRecord
 
 #: Modules that only wrap another one, which they hold as the attribute; its name is no part of a path.
 _WRAPPERS = {
@@ -28,22 +28,22 @@ def compiling(torch: Any) -> Callable[[], bool]:
     return is_compiling or (lambda: False)
 
 
-class _Calls(threading.local):
+class _CallDepth(threading.local):
     """How many calls of modules this thread is in."""
 
     depth = 0
 
 
 class ModuleRanges:
-    """Opens a range around each call of a module from ``install`` to ``remove``.
+    """Opens a range around a call of a module from ``install`` to ``remove``.
 
     ``torch.nn.Module.__call__`` is replaced in between, so that other steps take as long as without ranges. A range is
     named by the path of the module in the outermost one that is called, and by its class.
     """
 
-    def __init__(self, torch: Any, record: Record) -> None:
+    def __init__(self, torch: Any, record: HookRecord) -> None:
         self._torch, self._record = torch, record
-        self._calls = _Calls()
+        self._calls = _CallDepth()
         #: By id. The module is kept, since another one could get its id.
         self._names: Dict[int, Tuple[Any, str]] = {}
         #: How many outermost modules there are, by the names of their classes.

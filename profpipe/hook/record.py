@@ -1,6 +1,6 @@
 """The file that the hook writes, and what it says about the process.
 
-It has JSON lines, and each process that makes steps has one file. The first line is ``started``. parsers/hook.py
+It has JSON lines, and a process that makes steps has one file. The first line is ``started``. parsers/hook.py
 describes the lines and reads them.
 """
 
@@ -19,10 +19,10 @@ import traceback
 from typing import Any, Callable, Dict, Optional, Set, TextIO
 
 from profpipe.hook import clock, settings
-from profpipe.hook.settings import Settings
+from profpipe.hook.settings import HookSettings
 
 
-class Record:
+class HookRecord:
     """Opened at the first line, so that a process without steps leaves no file.
 
     ``describe`` gives the fields of the first line. A forked process writes another file. Threads may share a record.
@@ -50,7 +50,7 @@ class Record:
             self.write("note", text=text)
 
     def error(self, error: BaseException, during: str) -> None:
-        """Write an exception of the hook, once for each place. The program goes on as if there were no hook."""
+        """Write an exception of the hook, once for a place. The program goes on as if there were no hook."""
         if self._is_new((type(error), during)):
             lines = traceback.format_exception(type(error), error, error.__traceback__)
             about = {"type": type(error).__name__, "message": str(error), "traceback": "".join(lines)}
@@ -101,7 +101,7 @@ class Pending:
 # --- the process -----------------------------------------------------------------------------------------------------
 
 
-def describe(given: Settings) -> Dict[str, Any]:
+def describe(given: HookSettings) -> Dict[str, Any]:
     """Return the fields of the first line of the record."""
     torch = sys.modules.get("torch")
     about: Dict[str, Any] = {
@@ -129,7 +129,7 @@ _LONGEST_END_S = 330.0
 def at_end(finish: Callable[[], None]) -> None:
     """Have ``finish`` called where this process ends, also by ``os._exit`` and in a process of multiprocessing.
 
-    While a process is forked it is not known yet to be one of multiprocessing, and forgets such functions before it
+    While a process is forked nothing shows yet that it is one of multiprocessing, and forgets such functions before it
     begins its work.
     """
     atexit.register(finish)

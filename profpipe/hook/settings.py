@@ -14,7 +14,7 @@ _LOCAL_RANK = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "S
 _LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
 
-class Settings:
+class HookSettings:
     """``warmup`` and ``measure`` count steps. ``stem`` begins the names of the files in ``folder``."""
 
     def __init__(self, given: Dict[str, Any]) -> None:
@@ -25,7 +25,7 @@ class Settings:
         self.node = node_name() if int(given.get("nodes") or 1) > 1 else ""
         steps = given["steps"]
         self.warmup = int(steps["warmup"])
-        # ncu replays each kernel many times, so one step is enough, and all that a user wants to wait for.
+        # ncu replays a kernel many times, so one step is enough, and all that a user wants to wait for.
         self.measure = 1 if self.profiler == "ncu" else int(steps["measure"])
         self.stop = bool(steps["stop"])
         self.forward = bool(steps["forward"])
@@ -56,14 +56,14 @@ class Settings:
         return re.sub(r"[^\w-]", "-", self.node) + "." if self.node else ""
 
     def path(self, name: str) -> str:
-        """Return the path of one of the hook's own files."""
+        """Return the path of one of the hook's files."""
         return os.path.join(self.folder, f"hook.{self.stem}.{name}")
 
 
-def read() -> Optional[Settings]:
+def read() -> Optional[HookSettings]:
     """Return the settings of this process; None where no profpipe profiles it."""
     text = os.environ.get("PROFPIPE_HOOK")
-    return Settings(json.loads(text)) if text else None
+    return HookSettings(json.loads(text)) if text else None
 
 
 def node_name() -> str:

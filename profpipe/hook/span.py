@@ -19,15 +19,15 @@ from typing import Any
 
 from profpipe import ranges
 from profpipe.hook import clock, record, torch_profiler
-from profpipe.hook.record import Record
-from profpipe.hook.settings import Settings
+from profpipe.hook.record import HookRecord
+from profpipe.hook.settings import HookSettings
 
 _POLL_S = 0.05
 #: How long the end of a process waits for its trace to be written.
 _EXPORT_S = 300.0
 
 
-def begin(given: Settings) -> None:
+def begin(given: HookSettings) -> None:
     """Record the span of this process, and that of processes which it forks before the span begins."""
     span = _Span(given)
     os.register_at_fork(after_in_child=span.restart_in_child)
@@ -42,7 +42,7 @@ def begin(given: Settings) -> None:
 class _Span:
     """The span of one process. Errors are written to the record: the program goes on."""
 
-    def __init__(self, given: Settings) -> None:
+    def __init__(self, given: HookSettings) -> None:
         assert given.capture is not None
         self._settings = given
         self._begin_s = float(given.capture["started_s"]) + float(given.capture["after_s"])
@@ -55,7 +55,7 @@ class _Span:
         #: profpipe chose the span: a process that uses no GPU has nothing to show on a machine with one.
         self.waits_for_gpu = given.profiler == "torch" and bool(given.capture.get("on_gpu"))
         self._is_waiting = False
-        self._record = Record(lambda: given.path(f"{os.getpid()}.jsonl"), lambda: record.describe(given))
+        self._record = HookRecord(lambda: given.path(f"{os.getpid()}.jsonl"), lambda: record.describe(given))
         self._reset()
         if given.profiler == "torch" and not given.is_collected:
             self._others = torch_profiler.Others(given, self._record, self._is_own, self._make_room)
@@ -63,7 +63,7 @@ class _Span:
     def _reset(self) -> None:
         self._profile: Any = None
         self._is_on = self._has_begun = False
-        #: Set where the span must end before its time: the process ends, or the program starts its own profiler.
+        #: Set where the span must end before its time: the process ends, or the program starts a profiler.
         self._is_cut = threading.Event()
         self._thread = threading.Thread(target=self._run, name="profpipe", daemon=True)
 

@@ -14,8 +14,8 @@ from typing import Any, Callable, Iterable, Iterator, Optional, TypeVar
 
 from profpipe import ranges
 from profpipe.hook import captures, record, settings
-from profpipe.hook.record import Record
-from profpipe.hook.settings import Settings
+from profpipe.hook.record import HookRecord
+from profpipe.hook.settings import HookSettings
 
 # --- optimizers ------------------------------------------------------------------------------------------------------
 
@@ -28,8 +28,8 @@ _MORE = 16
 class Sequence:
     """The optimizers of a program in the order of their calls.
 
-    The optimizer that stepped for the first time last ends each step: in a GAN that is the second of two, and where
-    the discriminator steps five times for each step of the generator, the generator.
+    The optimizer that stepped for the first time last ends a step: in a GAN that is the second of two, and where
+    the discriminator steps five times for a step of the generator, the generator.
     """
 
     def __init__(self) -> None:
@@ -71,16 +71,18 @@ class _Thread(threading.local):
     step = index = -1
 
 
-class Steps:
+class ProcessSteps:
     """The steps of one process. ``number`` counts from 0; -1: none has begun. Each thread that calls modules has steps.
 
     The first boundary begins step 0, so work before it belongs to no step. No method raises an error of the hook: it is
     written to the record, and the steps end there.
     """
 
-    def __init__(self, given: Settings) -> None:
+    def __init__(self, given: HookSettings) -> None:
         self._settings = given
-        self._record = Record(lambda: given.path(f"{given.place}{os.getpid()}.jsonl"), lambda: record.describe(given))
+        self._record = HookRecord(
+            lambda: given.path(f"{given.place}{os.getpid()}.jsonl"), lambda: record.describe(given)
+        )
         self._when_optimizer_steps: Optional[Callable[[], None]] = None
         self._reset()
         os.register_at_fork(after_in_child=self._restart_in_child)
@@ -171,7 +173,7 @@ class Steps:
         self._boundary(rule)
 
     def _is_inferior(self, rule: str) -> bool:
-        """Return True if steps by another rule are found, which says more."""
+        """Return True if steps by another rule exist, which says more."""
         return rule != self.rule != "" and _RULES.index(self.rule) < _RULES.index(rule)
 
     def _boundary(self, rule: str, describe: Callable[[], str] = str) -> None:
@@ -201,7 +203,7 @@ class Steps:
             self._discard()
         self.rule = rule
         if rule != "forward" and isinstance(self._thread, _Thread):
-            # Only calls of modules have steps in each thread.
+            # Only calls of modules have steps in several threads.
             self._thread = types.SimpleNamespace(step=-1, index=-1)
         self._end()
         if not self._stops:
@@ -243,7 +245,7 @@ class Steps:
         record.at_end(functools.partial(self._finish_capture, os.getpid()))
 
     def _finish_capture(self, pid: int) -> None:
-        """Complete the files. A forked child inherits this function, and the steps are not its own."""
+        """Complete the files. A forked child inherits this function, and the steps are those of its parent."""
         if pid != os.getpid() or self._capture is None:
             return
         # Other threads may still call modules. One that hangs must not keep the process.
@@ -277,7 +279,7 @@ class Steps:
         self._is_over = began and self._settings.profiler != "plain"
 
     def _stop(self) -> None:
-        """End the program as its own end would: cleanly, with exit code 0."""
+        """End the program as its end would: cleanly, with exit code 0."""
         if self._stops == 1:
             self._finish_capture(os.getpid())
             atexit.register(self._leave_group)
@@ -317,23 +319,23 @@ def _is_capturing() -> bool:
     return library is not None and bool(library.is_current_stream_capturing())
 
 
-_STEPS: Optional[Steps] = None
+_STEPS: Optional[ProcessSteps] = None
 _IS_READ = False
 
 
-def of_process() -> Optional[Steps]:
+def read_process_steps() -> Optional[ProcessSteps]:
     """Return the steps of this process, None where no profpipe records them."""
     global _STEPS, _IS_READ
     if not _IS_READ:
         _IS_READ = True
         given = settings.read()
-        _STEPS = Steps(given) if given is not None and given.capture is None else None
+        _STEPS = ProcessSteps(given) if given is not None and given.capture is None else None
     return _STEPS
 
 
 # --- marks by hand ---------------------------------------------------------------------------------------------------
 #
-# ``from profpipe import step, steps``: both work in every process. Where nothing is recorded a call costs well under a
+# ``from profpipe import step, steps``: both work in any process. Where nothing is recorded a call costs well under a
 # microsecond.
 
 T = TypeVar("T")
@@ -373,7 +375,7 @@ def steps(iterable: Iterable[T]) -> Iterator[T]:
 
 
 def _choose() -> Any:
-    _Marks.steps = of_process() or _Ranges()
+    _Marks.steps = read_process_steps() or _Ranges()
     return _Marks.steps
 
 

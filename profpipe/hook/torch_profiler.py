@@ -1,4 +1,4 @@
-"""torch.profiler in this process: started, written to a file, and never at the same time as the program's own."""
+"""torch.profiler in this process: started, written to a file, and never at the same time as one of the program."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import sys
 from typing import Any, Callable, Dict
 
 from profpipe.hook import clock, settings
-from profpipe.hook.record import Record
-from profpipe.hook.settings import Settings
+from profpipe.hook.record import HookRecord
+from profpipe.hook.settings import HookSettings
 
 #: The runner looks for the first words where a process left no trace.
 _NOT_USED = "the program uses torch.profiler itself, and a process has one profiler: profpipe's was not used"
 _TAKEN = "The trace is the one that the program's own torch.profiler recorded"
 
 
-def new(given: Settings, **options: Any) -> Any:
+def new(given: HookSettings, **options: Any) -> Any:
     """Return a ``torch.profiler.profile`` as the user asked for it, which records the GPU where the program uses it."""
     library = sys.modules["torch"].profiler
     activities = [library.ProfilerActivity.CPU]
@@ -38,7 +38,7 @@ def all_threads() -> Dict[str, Any]:
     return {"experimental_config": config}
 
 
-def export(profile: Any, given: Settings) -> None:
+def export(profile: Any, given: HookSettings) -> None:
     """Write the trace of this process."""
     # Renamed when complete, so that the trace of a killed process is not read.
     partial = os.path.join(given.folder, f"partial-{_trace_name(given)}")
@@ -46,7 +46,7 @@ def export(profile: Any, given: Settings) -> None:
     os.replace(partial, os.path.join(given.folder, _trace_name(given)))
 
 
-def _trace_name(given: Settings) -> str:
+def _trace_name(given: HookSettings) -> str:
     """Return the name of this process's trace, with its rank or its id."""
     number = settings.rank()
     process = f"rank{number}" if number is not None else str(os.getpid())
@@ -54,7 +54,7 @@ def _trace_name(given: Settings) -> str:
 
 
 class Others:
-    """The program's own torch.profiler: profpipe's makes room for it, for a process has one profiler.
+    """The program's torch.profiler: profpipe's makes room for it, for a process has one profiler.
 
     ``is_own`` says whether a profiler is profpipe's. ``make_room`` is called when the program starts another one, and
     returns whether profpipe's was given up. Then the first trace that the program exports is profpipe's trace too, else
@@ -62,7 +62,7 @@ class Others:
     """
 
     def __init__(
-        self, given: Settings, record: Record, is_own: Callable[[Any], bool], make_room: Callable[[], bool]
+        self, given: HookSettings, record: HookRecord, is_own: Callable[[Any], bool], make_room: Callable[[], bool]
     ) -> None:
         self._settings, self._record = given, record
         self._is_own, self._make_room = is_own, make_room
@@ -113,7 +113,7 @@ class Others:
     def _guard(self, act: Callable[[], None]) -> None:
         try:
             act()
-        except Exception as error:  # the program's own profiler must work all the same
+        except Exception as error:  # the program's profiler must work all the same
             self._record.error(error, "torch.profiler of the program")
 
     def _starting(self, original: Callable[..., Any]) -> Callable[..., Any]:

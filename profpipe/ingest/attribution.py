@@ -140,7 +140,7 @@ class Paths:
 
 @dataclass(frozen=True)
 class Attribution:
-    """``path`` of each launch and ``range_path`` of each range: nodes of ``paths``. ``by_time``: of another thread."""
+    """``path`` of a launch and ``range_path`` of a range: nodes of ``paths``. ``by_time``: of another thread."""
 
     paths: Paths
     path: Ints
@@ -148,15 +148,15 @@ class Attribution:
     by_time: Bools
 
     @functools.cached_property
-    def in_case(self) -> Bools:
-        """Return for each launch whether it lies in a case."""
+    def is_in_case(self) -> Bools:
+        """Return for a launch whether it lies in a case."""
         is_in_case: Bools = np.array(self.paths.in_case)[self.path]
         return is_in_case
 
 
 @dataclass(frozen=True)
 class _Timeline:
-    """One thread's open path ``since`` each time, ``until`` its first end, and its innermost range's start (opened)."""
+    """One thread's open path ``since`` a time, ``until`` its first end, and its innermost range's start (opened)."""
 
     process: int
     since: Int64s
@@ -168,7 +168,7 @@ class _Timeline:
     name: list[str]
 
     def at(self, start: Int64s, end: Int64s, paths: Paths) -> tuple[Ints, Int64s]:
-        """Return path and opening time of the innermost range around each call, path 0 where there is none."""
+        """Return path and opening time of the innermost range around a call, path 0 where there is none."""
         where = count_up_to(self.since, start) - 1
         path, opened = self.path[where], self.opened[where]
         # A call can outlive a range of another thread. That is rare, so these calls are searched one by one.
@@ -182,7 +182,7 @@ class _Timeline:
 
 
 def attribute(ranges: Spans, launches: Launches) -> Attribution:
-    """Return the path of each launch and range: the ranges around it in the order of their opening."""
+    """Return the paths of launches and ranges: the ranges around it in the order of their opening."""
     paths = Paths()
     range_path = np.zeros(len(ranges.start), dtype=np.int32)
     timelines: dict[int, _Timeline] = {}
@@ -202,7 +202,7 @@ def attribute(ranges: Spans, launches: Launches) -> Attribution:
 
 
 def _timeline(ranges: Spans, rows: Ints, paths: Paths) -> tuple[_Timeline, Ints]:
-    """Return the timeline of one thread, and the path of each of its ranges."""
+    """Return the timeline of one thread, and the paths of its ranges."""
     opening = np.lexsort((-ranges.end[rows], ranges.start[rows]))
     start, end = ranges.start[rows][opening], ranges.end[rows][opening]
     name = [ranges.names[code] for code in ranges.name[rows][opening].tolist()]
@@ -214,7 +214,7 @@ def _timeline(ranges: Spans, rows: Ints, paths: Paths) -> tuple[_Timeline, Ints]
 
 
 def _sweep(start: Int64s, end: Int64s, name: list[str], paths: Paths) -> tuple[Int64s, Ints, Int64s, Int64s, Ints]:
-    """Open and close ranges (ordered by start) in the order of time; return the open path after each step."""
+    """Open and close ranges (ordered by start) in the order of time; return the open path after a step."""
     count = len(start)
     rank = np.arange(count)
     # A range holds a call that begins in the nanosecond of its end, so it closes one later. It does not hold one that

@@ -17,7 +17,7 @@ from profpipe.results.budget import TooLarge as TooLarge
 LONGEST_NAME: Final = 10_000
 #: Distinct names of kernels in one file.
 MOST_NAMES: Final = 20_000
-#: Ranges inside each other, and those inside a case. A program that pushes without popping nests without end.
+#: Ranges nested in ranges, and those inside a case. A program that pushes without popping nests without end.
 DEEPEST: Final = 64
 #: Distinct paths of nested ranges in one file.
 MOST_PATHS: Final = 20_000
@@ -31,7 +31,7 @@ LONGEST_RANGE: Final = 1_000
 #: Lines of a text, and entries of a trace that are no events.
 MOST_LINES: Final = 20_000_000
 MOST_OTHER_ENTRIES: Final = 1_000_000
-#: The first bytes of every SQLite file.
+#: The first bytes of an SQLite file.
 SQLITE_HEAD: Final = b"SQLite format 3\0"
 #: The tables of a profiler's database. A view or a virtual table is a program, which may never end.
 SELECT_TABLES: Final = "SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'"

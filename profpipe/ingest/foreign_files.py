@@ -60,7 +60,7 @@ _KINDS = (
 
 
 def refuse(path: Path) -> None:
-    """Raise ``UnreadableFile`` for a file of a known other tool: what it is, and what to do."""
+    """Raise ``UnreadableFile`` for a file of another tool: what it is, and what to do."""
     head = json_stream.read_head(path)
     for pattern, what, remedy in _KINDS:
         if re.search(pattern.encode(), head, re.DOTALL):

@@ -21,7 +21,7 @@ _DENSE = 1 << 20
 
 
 def factorize(key: Ints) -> tuple[Ints, Ints]:
-    """Return (number of each row's value, the values), numbered in order of appearance, none for a missing value.
+    """Return (number of the value of a row, the values), numbered in order of appearance, none for a missing value.
 
     The same as ``pandas.factorize`` in a quarter of its time, where values come in long runs: the rows of a process, of
     a thread or of a range follow each other.
@@ -34,7 +34,7 @@ def factorize(key: Ints) -> tuple[Ints, Ints]:
 
 
 def _heads(*keys: Ints) -> Ints | None:
-    """Return the first row of each run of equal rows; None where runs are short."""
+    """Return the first rows of the runs of equal rows; None where runs are short."""
     if any(key.dtype == object for key in keys) or not len(keys[0]):
         return None
     changes = np.zeros(len(keys[0]), dtype=bool)
@@ -47,15 +47,15 @@ def _heads(*keys: Ints) -> Ints | None:
 
 
 def _spread(values: Ints, heads: Ints, rows: int) -> Ints:
-    """Return the value of each row from those of the runs that begin at ``heads``."""
+    """Return the values of the rows from those of the runs that begin at ``heads``."""
     return np.repeat(values, np.diff(heads, append=rows))
 
 
 def groups(key: Int64s) -> list[tuple[int, Ints]]:
-    """Return (value, its rows in order) for each value in ``key``."""
+    """Return (value, its rows in order) for the values in ``key``."""
     heads = _heads(key)
     if heads is not None and len(heads) == len(values := pd.unique(key[heads])):
-        # The rows of each value follow each other.
+        # The rows of a value stand together.
         return [(int(v), np.arange(*ends)) for v, ends in zip(values, pairwise([*heads, len(key)]), strict=True)]
     codes, values = factorize(key)
     if len(values) <= 8:
@@ -66,7 +66,7 @@ def groups(key: Int64s) -> list[tuple[int, Ints]]:
 
 
 def combine(*keys: Ints) -> tuple[Ints, Ints]:
-    """Return (number of each row's combination of keys, first row of each), numbered in order of appearance."""
+    """Return (numbers of the rows' combinations of keys, their first rows), numbered in order of appearance."""
     heads = _heads(*keys)
     if heads is None:
         return _combine(*keys)
@@ -131,14 +131,14 @@ class Union:
             self.order = np.argsort(start, kind="stable")
             start, end = start[self.order], end[self.order]
         reached = np.maximum.accumulate(end) if len(end) else end
-        #: The first interval of each merged one, in the order of ``order``.
+        #: The first intervals of the merged ones, in the order of ``order``.
         self.firsts = np.flatnonzero(np.concatenate([[True], start[1:] > reached[:-1]])) if len(start) else start[:0]
         self.start: Int64s = start[self.firsts]
         self.end: Int64s = reached[np.append(self.firsts[1:], len(start)) - 1] if len(start) else end
         self._before = np.concatenate([[0], np.cumsum(self.end - self.start)]).astype(np.int64)
 
     def covered_before(self, time: Int64s) -> Int64s:
-        """Return how many ns before each ``time`` lie in the union."""
+        """Return how many ns before ``time`` lie in the union."""
         if not len(self.start):
             return np.zeros(len(time), dtype=np.int64)
         at = count_up_to(self.start, time)
@@ -147,7 +147,7 @@ class Union:
         return covered
 
     def contains(self, time: Int64s) -> Bools:
-        """Return for each ``time`` whether it lies in the union, its end included.
+        """Return whether ``time`` lies in the union, its end included.
 
         A call that returns in the ns in which the GPU went idle waited for it.
         """
@@ -158,12 +158,12 @@ class Union:
         return inside
 
     def covered(self, bounds: Int64s) -> Int64s:
-        """Return the ns in the union between each of the ascending ``bounds`` and the next one."""
+        """Return the ns in the union from one of the ascending ``bounds`` to the next."""
         return np.diff(self.covered_before(bounds))
 
 
 def union(group: Ints, start: Int64s, end: Int64s, groups: int) -> npt.NDArray[np.float64]:
-    """Return the length of the union of each group's intervals, which are ordered by start."""
+    """Return the length of the union of the intervals of a group, which are ordered by start."""
     if not len(group):
         return np.zeros(groups)
     low = int(start[0])
@@ -172,11 +172,11 @@ def union(group: Ints, start: Int64s, end: Int64s, groups: int) -> npt.NDArray[n
         parts = [(group == g) for g in range(groups)]
         return np.array([union(group[p] * 0, start[p], end[p], 1).sum() for p in parts])
     # numpy sorts numbers of 16 bits in an eighth of the time that it takes for 64 bits. The rest is in place: with ten
-    # million kernels each array is 80 MB.
+    # million kernels an array is 80 MB.
     group = group.astype(np.min_scalar_type(groups))
     order = np.argsort(group, kind="stable")
     group, start, end = group[order], start[order], end[order]
-    # Shifted by its group, every time lies behind all times of the groups before it: one running maximum serves all.
+    # Shifted by its group, a time lies behind all times of the groups before it: one running maximum serves all.
     shift = np.multiply(group, span, out=order, dtype=np.int64)
     shift -= low
     start += shift

@@ -34,8 +34,8 @@ from profpipe.results import schema
 _LONG_NS: Final = 300_000
 #: Bytes of a file of the hook that are read: one of an hour has 40 MB.
 _MOST_BYTES: Final = 256_000_000
-#: Half the time between two samples. A sample stands for so much time before and after it, and one that came late, since
-#: a thread kept the interpreter's lock, for the delay too.
+#: Half the time between two samples. A sample stands for so much time before and after it. One that came late, since a
+#: thread kept the interpreter's lock, stands for the delay too.
 _HALF_NS: Final = 2_500_000
 #: The columns of ``samples``, and characters of a place.
 _SAMPLE: Final = ("time_ns", "thread", "place", "is_backward")
@@ -52,8 +52,8 @@ class Host:
     """What the host of a process did, in ns on the clock of the recording.
 
     ``waits`` do not overlap: of two that do, the inner one counts. ``place`` of waits and samples indexes ``places``,
-    -1 where it is unknown. ``samples`` are by thread (its id), with the time until which a sample stands; thread 0 is the
-    one that stands for threads without Python.
+    -1 where it is unknown. ``samples`` are by thread (its id), with the time until which a sample stands; thread 0
+    stands for threads without Python.
     """
 
     start: Int64s

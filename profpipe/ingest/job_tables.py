@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from profpipe.ingest.reader import Source
+from profpipe.ingest.reader import InputFile
 from profpipe.job import JobOutcome
 from profpipe.measure import event_lines
 from profpipe.measure.statistics import interval_of_processes, worse_of
@@ -21,16 +21,18 @@ from profpipe.results import schema
 from profpipe.results.schema import CASES, METRICS, PROCESS_PREFIX, PROCESS_WALL, Tables
 
 
-def sources_of_job(outcome: JobOutcome, run_folder: Path) -> list[Source]:
+def sources_of_job(outcome: JobOutcome, run_folder: Path) -> list[InputFile]:
     """Return the files of a job, named relative to the run's folder."""
     job = outcome.job
     whole = job.cases[0].id if job.script is None else ""
     again, key = outcome.attempted_again, (run_folder.name, job.workload, job.profiler)
     # In a span of a server, identical layers of a model are alike as steps are.
-    is_span = "goes_on" not in (job.options.get("capture") or {"goes_on": True})
-    step_range = None if is_span else str((job.options.get("steps") or {}).get("range") or "")
+    is_span = job.settings.capture is not None and not job.settings.capture.is_chosen
+    step_range = None if is_span else job.settings.steps.range or ""
     return [
-        Source(path, str(path.relative_to(run_folder)), *key, whole or case, again.get(path, frozenset()), step_range)
+        InputFile(
+            path, str(path.relative_to(run_folder)), *key, whole or case, again.get(path, frozenset()), step_range
+        )
         for path, case in outcome.files.items()
         if path.exists() and not _is_false_start(path, outcome)
     ]
@@ -67,7 +69,7 @@ def case_rows(outcome: JobOutcome, run: str, written: pd.DataFrame) -> Tables:
         seconds = outcome.last_s if job.script is None and status != "skipped" else None
         row = {"case": case.id, "status": status, "reason": reason, "seconds": seconds, "flags": "[]"}
         rows.append({**row, "params": json.dumps(begun.get(case.id) or dict(case.params))})
-    return Tables(cases=schema.frame(CASES, rows)).with_columns(run=run, workload=job.workload, profiler=job.profiler)
+    return Tables(cases=schema.frame(CASES, rows)).set_columns(run=run, workload=job.workload, profiler=job.profiler)
 
 
 def add_process_wall(fresh: Tables, outcome: JobOutcome, run: str) -> Tables:
@@ -77,7 +79,7 @@ def add_process_wall(fresh: Tables, outcome: JobOutcome, run: str) -> Tables:
     end of its span has none of these: the user chose that time.
     """
     job = outcome.job
-    if job.script is not None or outcome.status != "ok" or job.profiler != "plain" or job.options.get("capture"):
+    if job.script is not None or outcome.status != "ok" or job.profiler != "plain" or job.settings.capture:
         return fresh
     key = {"run": run, "workload": job.workload, "case": job.cases[0].id, "profiler": job.profiler, "n": 1}
     values = {schema.PROCESS_WALL: (outcome.last_s * 1e9, "ns")}
@@ -88,7 +90,7 @@ def add_process_wall(fresh: Tables, outcome: JobOutcome, run: str) -> Tables:
 
 
 def expected_families(events: Path) -> dict[str, str]:
-    """Return the kernel family that each case should run, from the workload's ``expects`` in the log of the job."""
+    """Return by case the kernel family that it should run, from the workload's ``expects`` in the log of the job."""
     expects = (event for event in event_lines.read(events)[0] if event["event"] == "expects")
     return {event["case"]: event["family"] for event in expects if event.get("family")}
 
@@ -96,7 +98,7 @@ def expected_families(events: Path) -> dict[str, str]:
 def read_devices(records: Iterable[Path]) -> list[dict[str, Any]]:
     """Return the kinds of devices that a job's processes describe in ``records``.
 
-    ``count`` is the number of a kind, where each process states its device's PCI address. A process without torch
+    ``count`` is the number of a kind, where all processes state their device's PCI address. A process without torch
     describes no device.
     """
     started = (event for path in records for event in event_lines.read(path)[0] if event["event"] == "started")
@@ -111,7 +113,7 @@ def read_devices(records: Iterable[Path]) -> list[dict[str, Any]]:
 
 
 def read_rank_nodes(records: Iterable[Path]) -> dict[int, str]:
-    """Return the node of each rank, from the first lines of the records of the start-up hook."""
+    """Return the nodes by rank, from the first lines of the records of the start-up hook."""
     node_of_rank: dict[int, str] = {}
     for path in records:
         with path.open(encoding="utf-8", errors="replace") as stream:
@@ -167,7 +169,7 @@ def drop_folder(stored: Tables, folder: str, of: tuple[str, str, Collection[str]
 
 
 def _change(stored: Tables, change: Callable[[schema.Table, pd.DataFrame], pd.DataFrame]) -> Tables:
-    """Return ``stored`` with a change to each table that has rows, or gets some."""
+    """Return ``stored`` with a change to all tables that have rows, or gets some."""
     changed: dict[str, Any] = {table.name: change(table, getattr(stored, table.name)) for table in schema.ALL}
     return Tables(**changed, origin=stored.origin)
 
@@ -190,7 +192,7 @@ def _append(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
 
 
 def add_item_rates(fresh: Tables, items: Mapping[str, float]) -> Tables:
-    """Return ``fresh`` with the metric ``items_per_second`` for each case in ``items`` with a time of calls or steps.
+    """Return ``fresh`` with the metric ``items_per_second`` for cases in ``items`` with a time of calls or steps.
 
     The interval is that of the time: the shortest time gives the highest rate.
     """
@@ -212,9 +214,9 @@ def add_item_rates(fresh: Tables, items: Mapping[str, float]) -> Tables:
 
 
 def add_up_costs(fresh: Tables) -> Tables:
-    """Return ``fresh`` with the GPUs of each case, their energy and FLOPs in place of those of each of its processes.
+    """Return ``fresh`` with the GPUs of a case, their energy and FLOPs in place of those of its processes.
 
-    The energy of a step is known where that of each process with a GPU is. Tokens are those of one process: where
+    The energy of a step needs that of all processes with a GPU. Tokens are those of one process: where
     several have GPUs, which of them works on a token is unknown.
     """
     metrics = fresh.metrics
@@ -242,8 +244,8 @@ _KEY: Final = ["workload", "profiler", "case"]
 def merge_processes(stored: Tables, fresh: Tables, number: int, count: int) -> Tables:
     """Return ``fresh``, the tables of one process, with the numbers of its cases over all processes so far.
 
-    ``stored`` holds the other processes. Process ``number`` of ``count`` has its own numbers under the subject
-    ``process 2``; each case has the medians of its processes, and the worst of their errors and memory peaks.
+    ``stored`` holds the other processes. Process ``number`` of ``count`` has numbers under the subject
+    ``process 2``; a case has the medians of its processes, and the worst of their errors and memory peaks.
     """
     prefix = f"{PROCESS_PREFIX}{number}"
     fresh_rows = fresh.metrics.assign(subject=(prefix + " " + fresh.metrics["subject"]).str.rstrip())
@@ -263,7 +265,7 @@ def merge_processes(stored: Tables, fresh: Tables, number: int, count: int) -> T
 
 
 def _merge_flags(stored: pd.DataFrame, fresh: pd.DataFrame) -> list[str]:
-    """Return for each case the flags of all its processes so far."""
+    """Return the flags of all processes of a case so far, by case."""
     flags: dict[tuple[str, ...], list[str]] = {}
     for frame in (stored, fresh):
         for *key, text in frame[[*_KEY, "flags"]].itertuples(index=False):
@@ -272,7 +274,7 @@ def _merge_flags(stored: pd.DataFrame, fresh: pd.DataFrame) -> list[str]:
 
 
 def _group(rows: pd.DataFrame) -> Iterable[list[dict[str, Any]]]:
-    """Yield the rows of each case, metric and subject, one of each process."""
+    """Yield the rows of a case, metric and subject, one for a process."""
     groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     records: list[dict[str, Any]] = rows.to_dict("records")  # type: ignore[assignment]
     for row in records:

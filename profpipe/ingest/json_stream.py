@@ -90,7 +90,7 @@ _BLANKS = re.compile(r"[ \t\r\n]+")
 def items(stream: TextIO, unroll: str) -> Iterator[tuple[str, Any]]:
     """Yield (key, value) of the object in ``stream``, in order.
 
-    The array under the key ``unroll``, or an array in place of the object, gives one ``(unroll, element)`` for each
+    The array under the key ``unroll``, or an array in place of the object, gives one ``(unroll, element)`` for an
     element. Raises ``ValueError`` at the place where the text is no JSON or ends early.
     """
     text = _Text(stream)

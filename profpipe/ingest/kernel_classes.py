@@ -92,7 +92,7 @@ def rules() -> tuple[Rule, ...]:
 
 
 def first_rules(names: Iterable[str], preferred: tuple[Rule, ...] = ()) -> dict[str, Rule | None]:
-    """Return for each of ``names`` the first rule that finds it in either spelling; ``preferred`` go first.
+    """Return for ``names`` the first rules that find them in either spelling; ``preferred`` go first.
 
     Many names at once take a tenth of the time.
     """
@@ -107,7 +107,7 @@ def first_rules(names: Iterable[str], preferred: tuple[Rule, ...] = ()) -> dict[
 
 
 def _possible_rules(texts: Sequence[str]) -> list[Sequence[Rule]]:
-    """Return the engine's rules without those that cannot find each text.
+    """Return the engine's rules without those that cannot find a text.
 
     RE2, which pyarrow contains, searches 300 names for one rule in 0.2 ms, and ``re`` in 3 ms.
     """
@@ -148,13 +148,13 @@ def _both_spellings(name: str) -> str:
 
 
 def classes(names: Sequence[str]) -> list[str]:
-    """Return the class of each of ``names`` by the engine's rules."""
+    """Return the classes of ``names`` by the engine's rules."""
     rule_of = first_rules(names)
     return [rule.kernel_class if (rule := rule_of[name]) else OTHER for name in names]
 
 
 def annotate(frame: pd.DataFrame, rules: tuple[Rule, ...] | None = None) -> pd.DataFrame:
-    """Normalise ``kernel`` and fill ``kernel_class`` and ``kernel_family`` of each row.
+    """Normalise ``kernel`` and fill ``kernel_class`` and ``kernel_family`` of the rows.
 
     ``rules``, the user's from ``user_rules``, go first. Rows of kind ``graph`` have the class ``graph``. Rows that have
     the class ``conv`` keep it, unless a rule of the user finds them: a file can say that a convolution launched them.

@@ -1,4 +1,4 @@
-"""Give a kernel name one spelling for every tool.
+"""Give a kernel name one spelling for all tools.
 
 Tools write the same kernel in five ways: mangled (rocprof, ``ncu``), by EDG's rules (nsys, ncu: ``(int)64``,
 ``const T1 *``, ``[lambda() (instance 1)]``), by GNU's (Kineto, rocprof: ``64``, ``float const*``, ``{lambda()#1}``),
@@ -10,7 +10,7 @@ by LLVM's (``'lambda'()``), and shortened (CSV of ncu from 2025 on: ``at::native
 * No return type, and no ``::operator()() const`` between lambdas.
 * No parameter list behind template arguments, where EDG writes ``T1`` and GNU the type: the arguments identify the
   instance. Behind a plain name it stays (``fmha_cutlassF_...(PyTorchMemEffAttention::...)``).
-* One namespace before each name inside template arguments and parameters, as in ncu's CSV. The kernel's name keeps all
+* One namespace before a name inside template arguments and parameters, as in ncu's CSV. The kernel's name keeps all
   namespaces but PyTorch's ``native``.
 
 Names without template arguments (nsys's short name, ncu's function name) and ncu CSVs without namespaces keep their
@@ -33,7 +33,7 @@ from profpipe.ingest import bounds
 
 _ANONYMOUS = "(anonymous namespace)"
 _INTEGERS = {"int", "bool", "unsigned", "signed", "long", "short", "char", "__int64"}
-#: A character of an identifier. Beyond ASCII every one is: names in any script stay whole, also with signs that Python
+#: A character of an identifier. Beyond ASCII all are: names in any script stay whole, also with signs that Python
 #: counts as no letters, such as vowels of Devanagari.
 _LETTER = r"[\w$\x80-\U0010ffff]"
 _TOKEN = re.compile(
@@ -265,7 +265,7 @@ def _east_const(pieces: list[str]) -> list[str]:
 
 
 def _drop_namespaces(pieces: Sequence[str], keep_all: bool) -> Sequence[str]:
-    """Drop PyTorch's ``native``, and all but one namespace before each name unless ``keep_all``."""
+    """Drop PyTorch's ``native``, and all but one namespace before a name unless ``keep_all``."""
     if "::" not in pieces:
         return pieces
     kept: list[str] = []
@@ -351,7 +351,7 @@ def _demangled(name: str) -> str:
 def _longest_demangled(name: str) -> int:
     """Return a bound of the characters of the demangled ``name``.
 
-    A substitution is at most as long as all that stands before its first use, so each new one can double the name.
+    A substitution is at most as long as all that stands before its first use, so a new one can double the name.
     """
     size, at = 0, 0
     first: dict[str, int] = {}

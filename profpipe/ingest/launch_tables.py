@@ -20,13 +20,13 @@ from profpipe.results.schema import StepRule
 #: more: a launch with a class is one row with others of its class only.
 LAUNCH_KEYS: Final = ("case", "process", "device", "stream", "phase", "kind", "kernel", "kernel_class")
 
-#: The columns of single launches. ``iteration`` counts from 0 within case and process; outside every case it is the
+#: The columns of single launches. ``iteration`` counts from 0 within case and process; outside all cases it is the
 #: step, -1 between steps. ``grid`` and ``block`` are ``32x2x16``.
 COLUMNS: Final = ("case", "process", "iteration", "kernel", "grid", "block", "start_ns", "duration_ns")
 
 #: The rules of steps that profpipe marks in the program itself.
 _MARKED: Final = (StepRule.MARKER, StepRule.OPTIMIZER, StepRule.FORWARD)
-#: Kernels, and launch configurations of a recording, up to which the time of each is kept: a benchmark has few.
+#: Kernels, and launch configurations of a recording, up to which their times are kept: a benchmark has few.
 MOST_CONFIGURED: Final = 64
 _NEVER: Final = np.iinfo(np.int64).max
 
@@ -37,7 +37,7 @@ _NEVER: Final = np.iinfo(np.int64).max
 def kernel_rows(launches: pd.DataFrame) -> pd.DataFrame:
     """Return rows of ``kernels`` (without class and family) from single launches.
 
-    ``launches`` has one row for each launch: ``duration_ns`` and any of ``LAUNCH_KEYS``. Categorical keys are the
+    ``launches`` has a row for a launch: ``duration_ns`` and any of ``LAUNCH_KEYS``. Categorical keys are the
     fastest. A key that is absent is missing in the result. ``stddev_ns`` uses n - 1.
     """
     if launches.empty:
@@ -60,7 +60,7 @@ def kernel_rows(launches: pd.DataFrame) -> pd.DataFrame:
     result["total_ns"], result["mean_ns"] = total, mean
     result["median_ns"] = (duration[start + (count - 1) // 2] + duration[start + count // 2]) / 2
     result["min_ns"], result["max_ns"] = duration[start], duration[start + count - 1]
-    # In place: with ten million launches each copy takes 80 MB.
+    # In place: with ten million launches a copy takes 80 MB.
     duration -= np.repeat(mean, count)
     squares = np.add.reduceat(np.square(duration, out=duration), start)
     result["stddev_ns"] = np.sqrt(squares / np.maximum(count - 1, 1))
@@ -99,9 +99,9 @@ def range_rows(
     pids: Callable[[Int64s], Any],
     on_gpu: bool = True,
 ) -> pd.DataFrame:
-    """Return the table `ranges`, ordered by the first instance of each range.
+    """Return the table `ranges`, ordered by the first instances of the ranges.
 
-    ``start_ns`` and ``end_ns`` are when each launch ran on the GPU. Only kernels and whole graphs count; a graph that
+    ``start_ns`` and ``end_ns`` are when the launches ran on the GPU. Only kernels and whole graphs count; a graph that
     was traced as one counts as one kernel. ``pids`` turns numbers of processes into process ids, negative where
     unknown. Without ``on_gpu`` the times of the GPU, which was not recorded, are missing.
     """
@@ -119,7 +119,7 @@ def range_rows(
     combination, firsts = combine(process, path)
     chains = [[row_of(int(process[i]), node) for node in paths.ancestors(int(path[i]))] for i in firsts]
     levels = _levels(chains)
-    # In few bytes, and without arrays that nothing needs any more: with ten million kernels each takes 80 MB.
+    # In few bytes, and without arrays that nothing needs any more: with ten million kernels one takes 80 MB.
     combination = combination.astype(np.min_scalar_type(max(len(chains), 1)))
     order = np.argsort(start_ns[kernels], kind="stable")
     kernels, combination = kernels[order], combination[order]
@@ -156,7 +156,7 @@ class _Numbers(dict[tuple[int, str, str], int]):
 
 
 def _levels(chains: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
-    """Return the rows around each combination, depth x combinations; -1 where one has fewer ranges around it."""
+    """Return the rows around the combinations, depth x combinations; -1 where one has fewer ranges around it."""
     # A case nested in itself is one row, and counts a launch once.
     distinct = [list(dict.fromkeys(chain)) for chain in chains]
     levels = np.full((max(map(len, distinct), default=0), len(distinct)), -1, dtype=np.int32)
@@ -166,7 +166,7 @@ def _levels(chains: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
 
 
 def _sum_levels(values: Ints, levels: Ints, rows: int) -> npt.NDArray[np.float64]:
-    """Add the value of each combination to all rows around it."""
+    """Add the value of a combination to all rows around it."""
     total = np.zeros(rows)
     for level in levels:
         inside = level >= 0
@@ -175,7 +175,7 @@ def _sum_levels(values: Ints, levels: Ints, rows: int) -> npt.NDArray[np.float64
 
 
 def _busy(combination: Ints, levels: Ints, start_ns: Int64s, end_ns: Int64s, rows: int) -> npt.NDArray[np.float64]:
-    """Return the union of the intervals of each row's launches; launches are ordered by start."""
+    """Return the union of the intervals of a row's launches; launches are ordered by start."""
     # A row that stands at several depths needs the launches of all of them in one union.
     is_at_one_depth = sum(len(np.unique(level[level >= 0])) for level in levels) == len(np.unique(levels[levels >= 0]))
     busy_ns = np.zeros(rows)
@@ -201,7 +201,7 @@ def _spans(
 ) -> npt.NDArray[np.float64]:
     """Sum up the time from the first kernel's start to the last one's end over the instances of each of ``cases``.
 
-    ``row`` and ``called`` are those of each launch, ``opened`` and ``opened_ns`` those of each range. Instances of a
+    ``row`` and ``called`` are those of the launches, ``opened`` and ``opened_ns`` those of the ranges. Instances of a
     case never overlap, so a launch belongs to the last one opened before it. NaN: a row without a kernel.
     """
     span_ns = np.full(rows, np.nan)
@@ -226,7 +226,7 @@ def _spans(
 def overlap_rows(
     done: Operations, placed: Attribution, pids: Callable[[Ints], Ints], ranges: pd.DataFrame
 ) -> pd.DataFrame:
-    """Return rows of `metrics` for each case and device with communication.
+    """Return rows of `metrics` for cases and devices with communication.
 
     A communication kernel (NCCL, RCCL) runs from when its process is ready until the other processes have sent: its
     time is work and waiting. A compute kernel on the same device hides that time. ``communication_busy`` and
@@ -265,7 +265,7 @@ def overlap_rows(
 
 
 def wait_rows(waits: Spans) -> pd.DataFrame:
-    """Return rows of `metrics`: the time (ns) that the host waited in each function of CUDA or HIP, and its calls."""
+    """Return rows of `metrics`: the time (ns) that the host waited in a function of CUDA or HIP, and its calls."""
     codes = waits.name.astype(np.int64)
     calls = np.bincount(codes, minlength=len(waits.names))
     time_ns = np.bincount(codes, weights=waits.end - waits.start, minlength=len(waits.names))
@@ -330,7 +330,7 @@ def shape(sizes: Sequence[Any]) -> str:
         return ""
 
 
-def in_order(
+def order_launches(
     ranges: Spans, calls: Launches, placed: Attribution, rows: Ints, seen: pd.DataFrame, start_ns: Int64s
 ) -> pd.DataFrame:
     """Return the launches ``rows`` in the order of their calls, as ``COLUMNS``.
@@ -347,7 +347,7 @@ def in_order(
 
 
 def _iterations(ranges: Spans, placed: Attribution, case: Ints, process: Int64s, when: Int64s) -> Int64s:
-    """Return the instance of its case's range that each launch lies in: the last one that its process opened."""
+    """Return the instances of their cases' ranges that launches lie in: the last one that its process opened."""
     paths = placed.paths
     case_of_path = [name if not phase else "" for name, phase in zip(paths.case, paths.phase, strict=True)]
     case_of_range = np.array(case_of_path, dtype=object)[placed.range_path]
@@ -366,7 +366,7 @@ def _iterations(ranges: Spans, placed: Attribution, case: Ints, process: Int64s,
 
 
 def _steps(ranges: Spans, process: Int64s, when: Int64s) -> Int64s:
-    """Return the step of a command in which each launch lies, -1 between steps; 0 for a process without steps.
+    """Return the steps of a command in which launches lie, -1 between steps; 0 for a process without steps.
 
     Only the steps count around which the start-up hook or a mark of the program opened a range: ncu records these.
     """

@@ -1,7 +1,7 @@
-"""The time of each module of a PyTorch program, from a trace with a range around each call of a module.
+"""The times of the modules of a PyTorch program, from a trace with ranges around their calls.
 
 A kernel of the forward pass belongs to the innermost module around its launch. One of the backward pass belongs to the
-module that called the operator with the same sequence number: autograd numbers the nodes of each thread, and
+module that called the operator with the same sequence number: autograd numbers the nodes of a thread, and
 torch.profiler writes the number of the node to the operator that made it and to ``evaluate_function`` of the node
 (``profiler_kineto.cpp``).
 """
@@ -82,7 +82,7 @@ def rows(recording: Recording, trace: Trace) -> pd.DataFrame:
 
 
 class _Tree:
-    """The calls of modules, what autograd recorded, and the launches, each with the innermost event around it."""
+    """The calls of modules, what autograd recorded, and the launches, with the innermost event around it."""
 
     def __init__(self, trace: Trace, thread: Int64s, time: Int64s) -> None:
         calls = trace.frame("module")
@@ -108,7 +108,7 @@ class _Tree:
         return events["name"].isin(trace.named(pattern.match)).to_numpy()
 
     def places(self) -> Iterator[_Place]:
-        """Yield the place of each launch."""
+        """Yield the places of the launches."""
         return (self._place(around) for around in self._around[self._count :])
 
     def _place(self, event: int) -> _Place:
@@ -143,7 +143,7 @@ class _Tree:
 
 
 def _around(thread: Int64s, start: Int64s, end: Int64s, opens: Bools) -> list[int]:
-    """Return for each event the innermost one that ``opens`` and holds its start on its thread, -1 without one."""
+    """Return for an event the innermost one that ``opens`` and holds its start on its thread, -1 without one."""
     parents, stack = [-1] * len(start), list[int]()
     threads, starts, ends, opening = (values.tolist() for values in (thread, start, end, opens))
     for event in np.lexsort((~opens, -end, start, thread)).tolist():
@@ -160,7 +160,7 @@ def _forward_operators(events: pd.DataFrame, is_node: Bools) -> Iterator[tuple[i
     """Yield (node of the backward pass, the operator that made it).
 
     Operators show the number that the next node will get, so the last one to show a number made the node. ``forward``
-    is autograd's own number of a thread, 0 for operators: the thread is the one that shows most of its numbers.
+    is autograd's number of a thread, 0 for operators: the thread is the one that shows most of its numbers.
     """
     events = events.assign(event=events.index)
     numbered = events[events["sequence"] >= 0].sort_values("start", kind="stable")

@@ -1,11 +1,11 @@
 """Make rows of `kernels`, `ranges` and `metrics` from the hardware counters of single launches.
 
-ncu measures some 500 quantities of every launch. The tables keep the ``CHOSEN`` ones and those that the user requested
+ncu measures some 500 quantities of a launch. The tables keep the ``CHOSEN`` ones and those that the user requested
 by name. A metric has ncu's name, the mean over the launches of a kernel in a case, and a base unit: ns, byte, byte/s,
 Hz, %, 1, or what ncu counts (inst, cycle, block).
 
 Beside a report of guided ncu lies ``guide.json`` with the requested launches. ncu takes one list of invocations for
-all kernels, so it profiles more launches than requested. They come in the order of their launch: of each kernel, the
+all kernels, so it profiles more launches than requested. They come in the order of their launch: of a kernel, the
 j-th in the report is the j-th of that list.
 """
 
@@ -87,7 +87,7 @@ CHOSEN: Final[tuple[str | tuple[str, ...], ...]] = (
     "dram__cycles_elapsed.avg.per_second",
 )
 
-#: Families with a member for each stall reason and each kind of instruction.
+#: Families with a member for a stall reason or a kind of instruction.
 CHOSEN_FAMILIES: Final = re.compile(
     r"^smsp__average_warps_issue_stalled_\w+_per_issue_active(\.ratio)?$"
     r"|^smsp__average_warp_latency_issue_stalled_\w+(\.ratio)?$"
@@ -114,7 +114,7 @@ class Launch:
     values: dict[str, tuple[float, str]] = field(default_factory=dict)
     #: Metrics that the user named on ncu's command line.
     requested: set[str] = field(default_factory=set)
-    #: The estimated speed-ups in % of each rule that advises; of the whole kernel or of a part (local).
+    #: The estimated speed-ups in % of the rules that advise; of the whole kernel or of a part (local).
     rules: dict[tuple[str, bool], list[float]] = field(default_factory=dict)
 
     def add_rule(self, name: str, is_local: bool, speedup: float | None) -> None:
@@ -124,7 +124,7 @@ class Launch:
     def duration_ns(self) -> float:
         """Return the duration, NaN where it was not measured or has no unit of time."""
         for name in DURATIONS:
-            value, unit = in_base_unit(*self.values.get(name, (math.nan, "")))
+            value, unit = convert_unit(*self.values.get(name, (math.nan, "")))
             if unit == "ns" and not math.isnan(value):
                 return round(value, 3)
         return math.nan
@@ -147,7 +147,7 @@ _NS_PER = {"n": 1.0, "u": 1e3, "m": 1e6, "": 1e9}
 _PREFIX = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 
 
-def in_base_unit(value: float, unit: str) -> tuple[float, str]:
+def convert_unit(value: float, unit: str) -> tuple[float, str]:
     """Return ``value`` in its base unit, and that unit.
 
     ncu up to 2023 writes nsecond, usecond, Kbyte, Gbyte/second and cycle/nsecond, later versions ns, us, Gbyte/s and
@@ -171,7 +171,7 @@ def in_base_unit(value: float, unit: str) -> tuple[float, str]:
 
 
 def sum_up(launches: Sequence[Launch], origin: schema.Origin, placement: schema.Placement) -> schema.Tables:
-    """Return the tables of ``launches`` without classes and families; complete ``origin`` with the sums.
+    """Return the tables of ``launches``; complete ``origin`` with the sums.
 
     ``placement`` is how the file shows in which ranges a launch lies. A launch without a measured duration counts as a
     call, and the times of its kernel are missing.
@@ -180,11 +180,14 @@ def sum_up(launches: Sequence[Launch], origin: schema.Origin, placement: schema.
     summed = launch_tables.kernel_rows(frame)
     times = ["total_ns", "mean_ns", "median_ns", "min_ns", "max_ns", "stddev_ns"]
     summed.loc[summed["total_ns"].isna(), times] = pd.NA
+    durations = frame[frame["kind"] == "kernel"]
+    summed_origin = origin.add_sums(durations["duration_ns"], durations["case"] != "")
+    notes = (*origin.notes, *_notes(durations["duration_ns"], int((frame["kind"] == "graph").sum())))
     return schema.Tables(
-        kernels=summed.assign(profiler=origin.tool),
+        kernels=kernel_classes.annotate(summed.assign(profiler=origin.tool)),
         ranges=_ranges(launches, frame).assign(profiler=origin.tool),
         metrics=_metrics(launches, frame).assign(profiler=origin.tool),
-        origin=replace(_add_sums(origin, frame), attribution=_count_placements(launches, placement)),
+        origin=replace(summed_origin, notes=notes, attribution=_count_placements(launches, placement)),
     )
 
 
@@ -205,19 +208,16 @@ def _row(launch: Launch) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _add_sums(origin: schema.Origin, frame: pd.DataFrame) -> schema.Origin:
-    kernels = frame[frame["kind"] == "kernel"]
-    notes = list(origin.notes)
-    if missing := int(kernels["duration_ns"].isna().sum()):
+def _notes(durations_ns: pd.Series[Any], graphs: int) -> Iterator[str]:
+    if missing := int(durations_ns.isna().sum()):
         have, whose = ("has", "its") if missing == 1 else ("have", "their")
-        notes.append(f"{missing} of {len(kernels)} launches {have} no gpu__time_duration: {whose} time is missing")
-    if whole := int((frame["kind"] == "graph").sum()):
-        notes.append(f"{whole} results are of whole graphs or ranges: their kernels are not distinguished")
-    return replace(origin.with_sums(kernels["duration_ns"], kernels["case"] != ""), notes=tuple(notes))
+        yield f"{missing} of {len(durations_ns)} launches {have} no gpu__time_duration: {whose} time is missing"
+    if graphs:
+        yield f"{graphs} results are of whole graphs or ranges: their kernels are not distinguished"
 
 
 def _ranges(launches: Sequence[Launch], frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the kernels of each range. ncu gives no instances and no wall times."""
+    """Return the kernels of a range. ncu gives no instances and no wall times."""
     rows: dict[tuple[int | None, str, str], list[float]] = {}
     for launch, duration in zip(launches, frame["duration_ns"], strict=True):
         if launch.kind == "kernel":
@@ -230,7 +230,7 @@ def _ranges(launches: Sequence[Launch], frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _metrics(launches: Sequence[Launch], frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each case, kernel and metric: the mean over its launches, and their number."""
+    """Return a row for a case, kernel and metric: the mean over its launches, and their number."""
     samples: dict[tuple[str, str, str, str], list[float]] = {}
     for launch, case in zip(launches, frame["case"], strict=True):
         for metric, value, unit in _numbers(launch):
@@ -245,7 +245,7 @@ def _metrics(launches: Sequence[Launch], frame: pd.DataFrame) -> pd.DataFrame:
 
 def _numbers(launch: Launch) -> Iterator[tuple[str, float, str]]:
     for metric in dict.fromkeys([*chosen(launch.values), *sorted(launch.requested & launch.values.keys())]):
-        value, unit = in_base_unit(*launch.values[metric])
+        value, unit = convert_unit(*launch.values[metric])
         if not math.isnan(value):
             yield metric, value, unit
     # A rule may give several estimates for one launch (of DRAM, of L1, of L2): the largest counts.
@@ -341,12 +341,11 @@ def select(report: Path, launches: Sequence[Launch], origin: schema.Origin) -> t
 def tables_of(
     report: Path, launches: Sequence[Launch], origin: schema.Origin, placement: schema.Placement
 ) -> schema.Tables:
-    """Return the tables of the launches that ``select`` returns, with classes and families. Raises ``UnreadableFile``.
+    """Return the tables of the launches that ``select`` returns. Raises ``UnreadableFile``.
 
     ``origin`` and ``placement`` are those of ``sum_up``.
     """
-    parsed = sum_up(*select(report, launches, origin), placement)
-    return replace(parsed, kernels=kernel_classes.annotate(parsed.kernels))
+    return sum_up(*select(report, launches, origin), placement)
 
 
 def _match(choice: Choice, launches: Iterable[Launch], guide: Guide) -> tuple[Launch | None, str, bool]:
@@ -379,7 +378,7 @@ def _case_of(launch: Launch) -> str:
 
 
 def _has_shape(launch: Launch, choice: Choice) -> bool:
-    """Return True where no known size differs: CSV and old reports do not give the three sizes."""
+    """Return True where no stated size differs: CSV and old reports do not give the three sizes."""
     pairs = ((launch.grid, choice.grid), (launch.block, choice.block))
     return all(not seen or not wanted or seen == wanted for seen, wanted in pairs)
 

@@ -93,7 +93,7 @@ class Database:
 
 
 class ParquetFolder:
-    """A folder with TABLE.parquet for each table."""
+    """A folder with TABLE.parquet for a table."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -213,7 +213,7 @@ def read_lookup(source: Source, table: str, key: str, value: str) -> dict[str, s
 
 
 def read_texts(source: Source, table: str, name: str, rows: int) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """Return (number of each row's text, the texts). Text 0 is empty and stands for NULL."""
+    """Return (numbers of the rows' texts, the texts). Text 0 is empty and stands for NULL."""
     code_of_text: dict[str, int] = {"": 0}
     if name not in source.columns(table):
         return np.zeros(rows, dtype=np.int64), list(code_of_text)
@@ -241,7 +241,7 @@ class Strings:
         self._values = pa.chunked_array(values, type=pa.binary())
 
     def of(self, ids: Numbers) -> list[str | None]:
-        """Return the text of each of ``ids``, None for an unknown id."""
+        """Return the texts of ``ids``, None for an unknown id."""
         if not len(self._ids):
             return [None] * len(ids)
         at = np.searchsorted(self._ids, ids, sorter=self._order).clip(max=len(self._ids) - 1)

@@ -10,7 +10,7 @@ import csv
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -40,12 +40,14 @@ _ALIASES: Final = {
     "average": "avg", "minimum": "min", "maximum": "max", "median": "med", "operations": "count", "calls": "num calls",
 }  # fmt: skip
 
-#: A float holds each whole number up to here.
+#: A float holds all whole numbers up to here.
 _LARGEST_WHOLE: Final = 2**53
 #: The ordinal behind the name of a device: `NVIDIA H200 (0)`.
 DEVICE_ORDINAL: Final = re.compile(r"\s*\(([0-9]{1,9})\)\s*$")
 
 Floats = npt.NDArray[np.float64]
+#: The begin and the end of a column in a line.
+Slices = tuple[tuple[int, int], ...]
 
 
 class Damaged(Exception):
@@ -53,13 +55,20 @@ class Damaged(Exception):
 
 
 @dataclass
-class Table:
-    """One table as printed, without unread columns; ``scale``: ns of each column's unit, ``mark``: the decimal mark."""
+class StatsTable:
+    """A table as printed, without unread columns; ``scale``: ns of a column's unit, ``mark``: the decimal mark.
+
+    ``delimiter`` or ``slices`` divides its lines into ``width`` cells, of which those numbered ``kept`` are read.
+    """
 
     kind: str
-    made_from: str
     columns: list[str]
     scale: dict[str, float]
+    delimiter: str
+    slices: Slices
+    width: int
+    kept: tuple[int, ...]
+    made_from: str = ""
     cells: list[list[str]] = field(default_factory=list)
     mark: str = "."
 
@@ -114,55 +123,40 @@ def decode(content: bytes) -> str:
 
 
 def holds_tables(lines: Sequence[str]) -> bool:
-    """Return True where one of ``lines`` is a banner of nsys or the header of a known table."""
+    """Return True where one of ``lines`` is a banner of nsys or the header of a table."""
     return any(_MADE_FROM.match(line) or _TITLE.match(line) or _header(lines, i) for i, line in enumerate(lines))
 
 
 # --- headers ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """How a table's lines are divided: by a delimiter, or where the ruler below the header has its gaps."""
-
-    delimiter: str = ""
-    slices: tuple[tuple[int, int], ...] = ()
-    width: int = 0
-    kept: tuple[int, ...] = ()
-
-    def split(self, line: str) -> list[str]:
-        if self.delimiter == "|":
-            return [cell.strip() for cell in line.strip().strip("|").split("|")]
-        if self.delimiter:
-            try:
-                return next(csv.reader([line], delimiter=self.delimiter), [])
-            except csv.Error as error:
-                raise Damaged(f"a row cannot be divided: {error}") from error
-        # The last column is as wide as its widest value, or was cut by a copy.
-        ends = [end for _, end in self.slices[:-1]] + [len(line)]
-        return [line[start:end].strip() for (start, _), end in zip(self.slices, ends, strict=True)]
-
-    def fits(self, line: str) -> bool:
-        """Return True where ``line`` is blank between the columns."""
-        if not self.slices:
-            return True
-        gaps = zip(self.slices, self.slices[1:], strict=False)
-        return all(not line[end:start].strip() for (_, end), (start, _) in gaps)
+def _split(line: str, delimiter: str, slices: Slices) -> list[str]:
+    """Divide a line by ``delimiter``, or else at ``slices``, where the ruler below the header has its gaps."""
+    if delimiter == "|":
+        return [cell.strip() for cell in line.strip().strip("|").split("|")]
+    if delimiter:
+        try:
+            return next(csv.reader([line], delimiter=delimiter), [])
+        except csv.Error as error:
+            raise Damaged(f"a row cannot be divided: {error}") from error
+    # The last column is as wide as its widest value, or was cut by a copy.
+    ends = [end for _, end in slices[:-1]] + [len(line)]
+    return [line[start:end].strip() for (start, _), end in zip(slices, ends, strict=True)]
 
 
-def _header(lines: Sequence[str], at: int) -> tuple[Table, _Layout] | None:
-    """Return the table whose header is line ``at``, and the layout of its rows; None where it is no header."""
+def _header(lines: Sequence[str], at: int) -> StatsTable | None:
+    """Return the table whose header is line ``at``, None where it is no header."""
     line = lines[at]
     if len(line) > 4096 or not _LIKE_HEADER.search(line):
         return None
     below = lines[at + 1] if at + 1 < len(lines) else ""
-    layouts = [_Layout(delimiter=d) for d in ",;\t" if d in line]
+    layouts: list[tuple[str, Slices]] = [(delimiter, ()) for delimiter in ",;\t" if delimiter in line]
     if _RULER.match(below):
-        layouts = [_Layout(slices=tuple(m.span() for m in re.finditer("-+", below)))]
+        layouts = [("", tuple(match.span() for match in re.finditer("-+", below)))]
     elif _BOX.match(below):
-        layouts = [_Layout(delimiter="|")]
+        layouts = [("|", ())]
     for layout in layouts:
-        named = [_column(cell) for cell in layout.split(line)]
+        named = [_column(cell) for cell in _split(line, *layout)]
         columns = [name for name, _ in named]
         if kind := _kind(set(columns)):
             units = {name: unit for name, unit in named if unit}
@@ -170,8 +164,9 @@ def _header(lines: Sequence[str], at: int) -> tuple[Table, _Layout] | None:
             default = next(iter(units.values()), 1.0)
             kept = tuple(i for i, name in enumerate(columns) if name not in _UNREAD)
             read = [columns[i] for i in kept]
-            table = Table(kind, "", read, {name: units.get(name, default) for name in read})
-            return table, replace(layout, width=len(columns), kept=kept)
+            return StatsTable(
+                kind, read, {name: units.get(name, default) for name in read}, *layout, len(columns), kept
+            )
     return None
 
 
@@ -205,12 +200,12 @@ def _kind(columns: set[str]) -> str:
 # --- rows ------------------------------------------------------------------------------------------------------------
 
 
-def tables_in(lines: Sequence[str]) -> tuple[list[Table], list[str]]:
+def tables_in(lines: Sequence[str]) -> tuple[list[StatsTable], list[str]]:
     """Return all tables, and nsys's remarks (``SKIPPED: ...``) about missing ones. Raises ``Damaged`` at a torn row."""
-    tables: list[Table] = []
+    tables: list[StatsTable] = []
     remarks: list[str] = []
     made_from, report = "", ""
-    current: tuple[Table, _Layout] | None = None
+    current: StatsTable | None = None
     for at, line in enumerate(lines):
         if current and line[:1].isdigit():
             # Only a row begins with a digit: this skips the other tests for most of a million lines.
@@ -230,30 +225,34 @@ def tables_in(lines: Sequence[str]) -> tuple[list[Table], list[str]]:
             current = header
             # MPI, OpenGL and OpenMP summaries have the columns of kernels and ranges; only their banner differs.
             if not report or report.startswith(("cuda", "gpu", "kern", "nvtx", "apigpu")):
-                header[0].made_from = made_from
-                tables.append(header[0])
+                header.made_from = made_from
+                tables.append(header)
             continue
-        if current and not _append(line, *current, is_last=at == len(lines) - 1):
+        if current and not _append(line, current, is_last=at == len(lines) - 1):
             current = None
     tables = [table for table in tables if table.cells]
     # The text tables follow the locale, so the numbers of all tables prove one decimal mark.
     mark = printed.decimal_mark(cell for table in tables for row in table.cells[:200] for cell in row)
-    return [replace(table, mark=mark) for table in tables], remarks
+    for table in tables:
+        table.mark = mark
+    return tables, remarks
 
 
-def _append(line: str, table: Table, layout: _Layout, is_last: bool) -> bool:
+def _append(line: str, table: StatsTable, is_last: bool) -> bool:
     """Add the row ``line``. Return False where it is none: other output may follow a table without a blank line."""
-    cells, wanted = layout.split(line), layout.width
-    if len(cells) > wanted and layout.delimiter:
+    cells, wanted = _split(line, table.delimiter, table.slices), table.width
+    if len(cells) > wanted and table.delimiter:
         # A name with commas that has lost its quotes; it is the last column.
-        cells = [*cells[: wanted - 1], layout.delimiter.join(cells[wanted - 1 :])]
-    whole = len(cells) == wanted and bool(cells[-1]) and layout.fits(line)
+        cells = [*cells[: wanted - 1], table.delimiter.join(cells[wanted - 1 :])]
+    gaps = zip(table.slices, table.slices[1:], strict=False)
+    is_blank_between = all(not line[end:start].strip() for (_, end), (start, _) in gaps)
+    whole = len(cells) == wanted and bool(cells[-1]) and is_blank_between
     if not whole and is_last:
         # Printed output ends with a line break.
         raise Damaged(f"is cut short in its last row, {printable(line.strip())!r}")
-    if not whole and len(cells) > 1 and not layout.slices:
+    if not whole and len(cells) > 1 and not table.slices:
         raise Damaged(f"a row has {len(cells)} of {wanted} columns, {printable(line.strip())!r}")
     if whole:
-        # One string for each name, not one a row.
-        table.cells.append([sys.intern(cells[i].strip()) for i in layout.kept])
+        # One string for a name, not one a row.
+        table.cells.append([sys.intern(cells[i].strip()) for i in table.kept])
     return whole

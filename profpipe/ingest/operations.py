@@ -59,16 +59,16 @@ class Spans:
 
 @dataclass(frozen=True)
 class Operations:
-    """Operations of GPUs, one row each, times in ns on the clock of the host.
+    """Operations of GPUs, one a row, times in ns on the clock of the host.
 
     ``kind`` indexes ``schema.KINDS``, ``name`` indexes ``names``; ``classes`` are the kernel classes of the names. A
     parser gives the classes that its file states, and no ``in_case``: ``recording`` fills in both.
     ``launched`` is when the launch call began, ``UNKNOWN`` without one. ``process`` and ``device`` are numbers that
     identify a process and its devices. ``stream`` is negative where it is unknown. ``grid`` is a number for the grid of
-    each row, None where the tool records none. ``read_sizes`` returns the bytes that each row copies or sets, and
+    a row, None where the tool records none. ``read_sizes`` returns the bytes that a row copies or sets, and
     ``read_calls`` the ends of the launch calls of some rows and their threads, as the tool numbers them, negative where
     they are unknown; both are called only if they are needed. ``correlation`` numbers the launch calls, and is not
-    positive where they are unknown; it is needed until the ends are corrected. ``checks`` are what the parser has found
+    positive where they are unknown; it is needed until the ends are corrected. ``checks`` are those of the parser
     (``reconcile``).
     """
 
@@ -94,34 +94,34 @@ class Operations:
 
     @cached_property
     def sizes(self) -> Ints | None:
-        """Return the bytes that each row copies or sets; None where the tool records none."""
+        """Return the bytes that a row copies or sets; None where the tool records none."""
         return self.read_sizes() if self.read_sizes else None
 
     @cached_property
     def are_collective(self) -> Bools:
-        """Return for each name whether it is a communication kernel's."""
+        """Return for a name whether it is a communication kernel's."""
         return np.array([kernel_class == _COMMUNICATION for kernel_class in self.classes], dtype=bool)
 
     @cached_property
     def are_optimizers(self) -> Bools:
-        """Return for each name whether it is an optimizer's kernel's."""
+        """Return for a name whether it is an optimizer's kernel's."""
         return np.array([kernel_class == _OPTIMIZER for kernel_class in self.classes], dtype=bool)
 
     @cached_property
     def are_peer_copies(self) -> Bools:
-        """Return for each name whether it is a copy's between two GPUs."""
+        """Return for a name whether it is a copy's between two GPUs."""
         # A copy's name is short. That of a kernel may have 40,000 characters.
         return np.array([_PEER.search(text, 0, 100) is not None for text in self.names], dtype=bool)
 
     @cached_property
     def table_names(self) -> tuple[list[str], Ints]:
-        """Return the names as in the tables, and the number of each of ``names`` among them."""
+        """Return the names as in the tables, and the numbers of ``names`` among them."""
         number: dict[str, int] = {}
         codes = [number.setdefault(kernel_classes.normalise(name), len(number)) for name in self.names]
         return list(number), np.array(codes, dtype=np.int64)
 
     def processes(self) -> Iterator[tuple[int, dict[int, Ints]]]:
-        """Yield (process, rows by device) of each process that ran something outside every case."""
+        """Yield (process, rows by device) of the processes that ran something outside all cases."""
         outside = np.flatnonzero(~self.in_case) if self.in_case.any() else None
         for process, of_process in groups(self.process if outside is None else self.process[outside]):
             rows = of_process if outside is None else outside[of_process]

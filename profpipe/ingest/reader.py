@@ -211,8 +211,8 @@ def _place(error: BaseException, file: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Source:
-    """A file to read and what is known about it beforehand; ``name`` is how the tables and messages call it.
+class InputFile:
+    """A file to read and what the caller knows about it; ``name`` is how the tables and messages call it.
 
     ``case`` is set where the whole file belongs to one case: that of a command, which has no case ranges.
     ``set_aside`` are cases of which the file holds an attempt that was cut off, and another file the whole.
@@ -234,7 +234,7 @@ class Source:
 class Read:
     """The tables of a file."""
 
-    source: Source
+    source: InputFile
     parser: str
     tables: Tables
 
@@ -243,7 +243,7 @@ class Read:
 class Refusal:
     """A file that cannot be read: what is wrong with it, and the remedy."""
 
-    source: Source
+    source: InputFile
     what: str
     remedy: str
 
@@ -251,8 +251,10 @@ class Refusal:
         return f"{self.source.name}: {self.what}. {self.remedy}"
 
 
-def ingest(sources: Iterable[Source], pipeline_dir: Path | None = None, rules: Any = None) -> Iterator[Read | Refusal]:
-    """Read each file. A file that cannot be read becomes a Refusal, and the others are still read.
+def ingest(
+    sources: Iterable[InputFile], pipeline_dir: Path | None = None, rules: Any = None
+) -> Iterator[Read | Refusal]:
+    """Read the files. A file that cannot be read becomes a Refusal, and the others are still read.
 
     ``pipeline_dir`` is the folder of the user's pipeline file, whose ``parsers/`` come first; ``rules`` are the user's
     kernel classes.
@@ -279,17 +281,20 @@ def combine(read: Iterable[Tables]) -> Tables:
     their hosts waited add up.
     """
     tables = schema.concat(_joined_ranks(list(read)))
-    is_wait = tables.metrics["metric"] == CAPTURE_WAIT
+    metrics = tables.metrics
+    is_wait = metrics["metric"] == CAPTURE_WAIT
     if is_wait.any():
-        waits = tables.metrics[is_wait]
+        waits = metrics[is_wait]
         sums = waits.groupby(_METRIC, sort=False)[["value", "n"]].transform("sum")
         once = waits.assign(**sums).drop_duplicates(_METRIC)
-        tables = replace(tables, metrics=pd.concat([tables.metrics[~is_wait], once]))
-    peaks = tables.metrics[tables.metrics["metric"].str.startswith("peak_")].sort_values("value", ascending=False)
+        metrics = pd.concat([metrics[~is_wait], once])
+    peaks = metrics[metrics["metric"].str.startswith("peak_")].sort_values("value", ascending=False)
     smaller = peaks.index[peaks.duplicated(_METRIC)]
     if len(smaller):
-        tables = replace(tables, metrics=tables.metrics.drop(index=smaller))
-    return figures.with_metrics(tables)
+        metrics = metrics.drop(index=smaller)
+    steps, step_metrics, timeline = figures.sum_steps(tables)
+    metrics = schema.concat_rows(schema.METRICS, [metrics, step_metrics])
+    return replace(tables, steps=steps, metrics=metrics, timeline=timeline)
 
 
 def _joined_ranks(read: list[Tables]) -> list[Tables]:
@@ -308,14 +313,14 @@ def _joined_ranks(read: list[Tables]) -> list[Tables]:
             others = len(names) - 1
             name = f"{names[0]} and {others} other {'rank' if others == 1 else 'ranks'}"
             for number in numbers:
-                read[number] = read[number].with_columns(workload=name)
+                read[number] = read[number].set_columns(workload=name)
     return read
 
 
-def _complete(parsed: Tables, source: Source, rules: Any) -> Tables:
+def _complete(parsed: Tables, source: InputFile, rules: Any) -> Tables:
     """Fill in what a parser cannot know: run, workload, source, and the case of a whole file."""
     profiler = source.profiler or parsed.origin.tool
-    placed = parsed.with_columns(
+    placed = parsed.set_columns(
         run=source.run, workload=source.workload or source.path.name, profiler=profiler, source=source.name
     )
     if source.case:
@@ -323,8 +328,8 @@ def _complete(parsed: Tables, source: Source, rules: Any) -> Tables:
     if source.set_aside:
         placed = _drop_cases(placed, source.set_aside)
     if rules:
-        placed = replace(placed, kernels=kernel_classes.annotate(placed.kernels, rules))
-        placed = replace(placed, timeline=_reclassified(placed.timeline, rules))
+        kernels = kernel_classes.annotate(placed.kernels, rules)
+        placed = replace(placed, kernels=kernels, timeline=_reclassified(placed.timeline, rules))
     return placed
 
 
@@ -347,26 +352,28 @@ def _move_into_case(placed: Tables, case: str) -> Tables:
 
 
 def _drop_cases(placed: Tables, cases: frozenset[str]) -> Tables:
-    """Drop ranges and metrics of ``cases``. Their kernels stay, outside every case, because they did run."""
+    """Drop ranges and metrics of ``cases``. Their kernels stay, outside all cases, because they did run."""
     kernels_aside = placed.kernels["case"].isin(cases)
     device = kernels_aside & (placed.kernels["kind"] == "kernel")
     time_ns = float(placed.kernels.loc[device, "total_ns"].sum())
     detail = f"an attempt that was cut off is set aside: {', '.join(sorted(cases))}"
-    origin = replace(placed.origin, details=(*placed.origin.details, detail))
+    origin, sums = placed.origin, dict[str, Any]()
     if origin.attributed_ns is not None and origin.unattributed_ns is not None:
-        attributed_ns, unattributed_ns = origin.attributed_ns - time_ns, origin.unattributed_ns + time_ns
-        origin = replace(origin, attributed_ns=attributed_ns, unattributed_ns=unattributed_ns)
+        sums = {
+            "attributed_ns": origin.attributed_ns - time_ns,
+            "unattributed_ns": origin.unattributed_ns + time_ns,
+        }
     return replace(
         placed,
         kernels=placed.kernels.assign(case=placed.kernels["case"].where(~kernels_aside, "")),
         ranges=placed.ranges[~placed.ranges["case"].isin(cases)],
         metrics=placed.metrics[~placed.metrics["case"].isin(cases)],
-        origin=origin,
+        origin=replace(origin, details=(*origin.details, detail), **sums),
     )
 
 
-def sources_of_paths(paths: Iterable[Path]) -> list[Source]:
-    """Return the files that a user names, each once. Files of the same name are workloads named with their folder.
+def sources_of_paths(paths: Iterable[Path]) -> list[InputFile]:
+    """Return the files that a user names, once. Files of the same name are workloads named with their folder.
 
     Exports of several runs often have the same name, and the kernels of two files must not be added up.
     """
@@ -375,7 +382,8 @@ def sources_of_paths(paths: Iterable[Path]) -> list[Source]:
     # Not resolved: users know the name of their link.
     places = [path.absolute() for path in once]
     return [
-        Source(path, str(path), workload=_unique_tail(place, places)) for path, place in zip(once, places, strict=True)
+        InputFile(path, str(path), workload=_unique_tail(place, places))
+        for path, place in zip(once, places, strict=True)
     ]
 
 

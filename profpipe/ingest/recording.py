@@ -39,9 +39,9 @@ class Recording:
     without one. Without ``on_gpu`` the GPU was not recorded. ``offset_ns`` leads from the clock of the file to one that
     files of several processes share.
 
-    ``read_shapes`` returns ``grid`` and ``block`` of each kernel, None where the file has none. ``read_calls`` returns
-    all calls, and the row of each operation's call, -1 where the call is not in the file. ``traced``
-    fills in ``calls``, and for each operation its row ``call``.
+    ``read_shapes`` returns ``grid`` and ``block`` of the kernels, None where the file has none. ``read_calls`` returns
+    all calls, and the rows of the operations' calls, -1 where the call is not in the file. ``traced``
+    fills in ``calls``, and the row ``call`` of an operation.
     """
 
     operations: Operations
@@ -73,9 +73,9 @@ def corrected(recording: Recording) -> Recording:
     Any negative number of a device or stream is the unknown one.
     """
     work, origin = recording.operations, recording.origin
-    work = replace(work, device=np.maximum(work.device, -1), stream=np.maximum(work.stream, -1))
+    device, stream = np.maximum(work.device, -1), np.maximum(work.stream, -1)
     rows = np.flatnonzero(work.kind == _KERNEL)
-    place = [values[rows] for values in (recording.launches.process, work.device, work.stream)]
+    place = [values[rows] for values in (recording.launches.process, device, stream)]
     end = work.end[rows]
     late, removed = reconcile.clip_late_ends(work.start[rows], end, place, work.correlation[rows].astype(np.int64))
     work.end[rows[late]] = end[late]
@@ -84,12 +84,12 @@ def corrected(recording: Recording) -> Recording:
     if folded:
         origin = replace(origin, notes=(*origin.notes, bounds.note_of_names(folded)))
     # The ids of the launches are not needed any more: of ten million kernels 40 MB.
-    done = replace(work, name=name, names=names, checks=checks, correlation=_NOTHING)
-    return replace(recording, operations=done, origin=origin)
+    columns: dict[str, Any] = {"device": device, "stream": stream, "name": name, "correlation": _NOTHING}
+    return replace(recording, operations=replace(work, **columns, names=names, checks=checks), origin=origin)
 
 
 def tables(recording: Recording, step_range: str | None = "", folder: Path | None = None) -> schema.Tables:
-    """Return the tables. ``step_range`` is that of ``reader.Source``.
+    """Return the tables. ``step_range`` is that of ``reader.InputFile``.
 
     ``folder`` is that of the file, in which the start-up hook may have left what it saw of a process.
     """
@@ -136,14 +136,21 @@ def tables(recording: Recording, step_range: str | None = "", folder: Path | Non
             if len(configured) > len(name) and len(steps.steps):
                 steps = search.find(work, ranges, waits, pids, latest, None)
                 metrics = schema.concat_rows(schema.METRICS, [metrics, launch_tables.wait_rows(waits)])
-    filled = replace(steps, kernels=kernels.result(), ranges=range_rows, metrics=metrics, origin=origin)
-    return filled.with_columns(profiler=origin.tool)
+    return schema.Tables(
+        kernels=kernels.result(),
+        ranges=range_rows,
+        metrics=metrics,
+        steps=steps.steps,
+        step_figures=steps.step_figures,
+        timeline=steps.timeline,
+        origin=origin,
+    ).set_columns(profiler=origin.tool)
 
 
 def _classified(work: Operations, classes: Sequence[str], placed: Attribution) -> Operations:
     stated = work.classes or [""] * len(classes)
     together = [stated_class or rule_class for stated_class, rule_class in zip(stated, classes, strict=True)]
-    return replace(work, classes=together, in_case=placed.in_case)
+    return replace(work, classes=together, in_case=placed.is_in_case)
 
 
 def _kernel_rows(work: Operations, process: Int64s, placed: Attribution, pids: Callable[[Any], Any]) -> pd.DataFrame:
@@ -179,7 +186,7 @@ def _origin(recording: Recording) -> schema.Origin:
     work, placed = recording.operations, recording.placed
     is_kernel = work.kind == _KERNEL
     duration = work.end - work.start
-    total, attributed = (int(duration.sum(where=rows)) for rows in (is_kernel, is_kernel & placed.in_case))
+    total, attributed = (int(duration.sum(where=rows)) for rows in (is_kernel, is_kernel & placed.is_in_case))
     return replace(
         recording.origin,
         launches=int(is_kernel.sum()),
@@ -199,7 +206,9 @@ def launches(recording: Recording) -> pd.DataFrame:
     rows = np.flatnonzero(work.kind == _KERNEL)
     names = np.array([kernel_classes.normalise(name) for name in work.names], dtype=object)
     seen = shapes.assign(kernel=names[work.name[rows]], duration_ns=(work.end - work.start)[rows])
-    return launch_tables.in_order(recording.ranges, recording.launches, recording.placed, rows, seen, work.start[rows])
+    return launch_tables.order_launches(
+        recording.ranges, recording.launches, recording.placed, rows, seen, work.start[rows]
+    )
 
 
 def traced(recording: Recording) -> Recording:

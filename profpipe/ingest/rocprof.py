@@ -114,16 +114,15 @@ def tables(
     joined, how = _join_calls(launches, known_calls)
     recording = _recording(joined, known_ranges, known_calls, how, origin, not has_counters)
     parsed = events.tables(recording, step_range)
+    origin, metrics = parsed.origin, parsed.metrics
     if not (recording.operations.kind == schema.KINDS.index("kernel")).any():
-        origin = replace(parsed.origin, total_ns=None, attributed_ns=None, unattributed_ns=None)
-        parsed = replace(parsed, origin=origin)
-    if counted is None or not has_counters:
-        return parsed
-    of_launch = joined[list(key)].assign(
-        case=np.array(recording.placed.paths.case, dtype=object)[recording.placed.path]
-    )
-    placed = counted.merge(of_launch.drop_duplicates(list(key)), on=list(key), how="left")
-    return replace(parsed, metrics=counters(placed.assign(case=placed["case"].fillna(""))))
+        origin = replace(origin, total_ns=None, attributed_ns=None, unattributed_ns=None)
+    if counted is not None and has_counters:
+        cases = np.array(recording.placed.paths.case, dtype=object)[recording.placed.path]
+        case_of_launch = joined[list(key)].assign(case=cases).drop_duplicates(list(key))
+        placed = counted.merge(case_of_launch, on=list(key), how="left")
+        metrics = counters(placed.assign(case=placed["case"].fillna("")))
+    return replace(parsed, origin=origin, metrics=metrics)
 
 
 def refuse_empty(parsed: schema.Tables, path: Path) -> schema.Tables:
@@ -135,7 +134,7 @@ def refuse_empty(parsed: schema.Tables, path: Path) -> schema.Tables:
 
 
 def count_only(launches: pd.DataFrame, origin: schema.Origin, counted: pd.DataFrame | None = None) -> schema.Tables:
-    """Return tables of dispatches without times: only their number is known, and their counters."""
+    """Return tables of dispatches without times: only with their number and their counters."""
     keys = ["process", "device", "stream", "kind", "kernel"]
     rows = launches.rename(columns={"name": "kernel"}).groupby(keys, dropna=False, sort=False).size()
     note = "counters were collected without time stamps: launches are counted, their times are missing"
@@ -143,14 +142,14 @@ def count_only(launches: pd.DataFrame, origin: schema.Origin, counted: pd.DataFr
         kernels=kernel_classes.annotate(schema.frame(schema.KERNELS, rows.rename("calls").reset_index())),
         metrics=schema.empty(schema.METRICS) if counted is None else counters(counted),
         origin=replace(origin, launches=len(launches), notes=(*origin.notes, note)),
-    ).with_columns(profiler="rocprof")
+    ).set_columns(profiler="rocprof")
 
 
 def counters(values: pd.DataFrame) -> pd.DataFrame:
-    """Return rows of ``metrics``: the mean of each counter over the launches of a kernel.
+    """Return rows of ``metrics``: the mean of a counter over the launches of a kernel.
 
-    ``values`` has one row for each launch and counter: ``subject`` (the kernel's name as in the tables), ``metric``,
-    ``value``; ``case`` and ``unit`` where they are known.
+    ``values`` has one row for a launch and counter: ``subject`` (the kernel's name as in the tables), ``metric``,
+    ``value``; ``case`` and ``unit`` where the file states them.
     """
     readings = values.assign(value=pd.to_numeric(values["value"], errors="coerce")).dropna(subset=["value"])
     readings = readings.assign(**{name: "" for name in ("case", "unit") if name not in readings})
@@ -173,7 +172,7 @@ def _possible(records: pd.DataFrame) -> tuple[pd.DataFrame, int]:
 
 
 def _join_calls(launches: pd.DataFrame, calls: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series[Any]]:
-    """Add ``called``, ``returned`` and the calling ``thread`` to ``launches``; and return the placement of each."""
+    """Add ``called``, ``returned`` and the calling ``thread`` to ``launches``; and return their placements."""
     keys = [*_PROCESS, "correlation"]
     calls = calls.drop(columns="name").dropna(subset=["start", "end", "correlation"]).drop_duplicates(keys)
     renamed = calls.rename(columns={"start": "called", "end": "returned", "thread": "caller"})
@@ -271,7 +270,7 @@ _TOO_LARGE = 2**63
 
 @dataclass
 class CsvTable:
-    """A CSV file: a list of texts for each column, all of one length. ``damaged`` counts the rows left out."""
+    """A CSV file: a list of texts for a column, all of one length. ``damaged`` counts the rows left out."""
 
     path: Path
     columns: dict[str, list[str]]
@@ -345,7 +344,7 @@ def read_csv(path: Path, unused: Collection[str] = ()) -> CsvTable:
             names = []
         columns: dict[str, list[str]] = {name: [] for name in names if name not in unused}
         places = [(names.index(name), values.append) for name, values in columns.items()]
-        # A million rows repeat a few names and numbers: keep one text of each.
+        # A million rows repeat a few names and numbers: keep one text of them.
         once: dict[str, str] = {}
         whole = damaged = 0
         for row in _resumed(rows):

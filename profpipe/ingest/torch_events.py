@@ -70,13 +70,13 @@ class Trace:
         self._columns = {sort: array("d") for sort in _FIELDS}
         self._names: dict[str, int] = {}
         self._threads: dict[tuple[Any, Any], int] = {}
-        #: (grid, block) of the kernels, each ``32x2x16``; the column ``shape`` numbers them.
+        #: (grid, block) of the kernels, such as ``32x2x16``; the column ``shape`` numbers them.
         self.shapes: dict[tuple[str, str], int] = {}
         self.top: Event = {}
         #: The ranks of a merged trace, by what its processes are named.
         self._ranks: dict[str, int] = {}
         #: What the metadata says of devices and hosts, in a trace of XLA's profiler.
-        self.rows = _Rows()
+        self.rows = _TraceMetadata()
         self.dropped = 0
         #: What was launched in the steps with ranges of modules; None without such steps.
         self.of_modules: Trace | None = None
@@ -176,13 +176,13 @@ class Trace:
 
     @cached_property
     def process_codes(self) -> Ints:
-        """Number the process of each thread; the last number is for the unknown thread of an empty trace."""
+        """Number the processes of the threads; the last number is for the unknown thread of an empty trace."""
         processes = [str(process) for process, _ in [*self._threads, (None, None)]]
         return pd.factorize(np.array(processes, dtype=object))[0]
 
     @cached_property
     def tids(self) -> Ints:
-        """Return the number of each thread, -1 where it is none, and for the unknown thread at the end."""
+        """Return the numbers of the threads, -1 where it is none, and for the unknown thread at the end."""
         return np.array([*(_id(thread) for _, thread in self._threads), -1], dtype=np.int64)
 
     @cached_property
@@ -240,7 +240,7 @@ class Trace:
         return not any(self._columns.values())
 
     def _values(self, sort: str) -> Ints:
-        """Return the events of a sort, one row each: a view of the column."""
+        """Return the events of a sort, one a row: a view of the column."""
         return np.frombuffer(self._columns[sort], dtype=np.float64).reshape(-1, len(_FIELDS[sort]))
 
 
@@ -277,7 +277,7 @@ def read(path: Path) -> Trace:
     trace = Trace()
     _read_events(path, trace, trace.add)
     if trace.rows and trace.is_empty():
-        # Its events have no category: the rows, which the metadata names, say what each is.
+        # Its events have no category: the rows, which the metadata names, say what they are.
         trace.rows.check(path)
         _read_events(path, trace, trace.add_of_xla)
         for step in trace.rows.steps():
@@ -328,7 +328,7 @@ _ALLOCATIONS = {"memalloc_details", "memfree_details", "memoryresidency_details"
 _NSYS = "nsys profile -t cuda,nvtx -o OUT python PROGRAM"
 
 
-class _Rows:
+class _TraceMetadata:
     """The devices, streams and hosts that the metadata of a trace name, and the steps that its hosts mark."""
 
     def __init__(self) -> None:
@@ -399,7 +399,7 @@ class _Rows:
         return None
 
     def steps(self) -> Iterator[Event]:
-        """Yield the steps, each of which ends where the next one of its thread begins, if not before."""
+        """Yield the steps. One ends where the next one of its thread begins, if not before."""
         steps = sorted(self._steps, key=lambda step: (str(step["tid"]), float(step["ts"])))
         for step, following in itertools.zip_longest(steps, steps[1:]):
             longest = math.inf

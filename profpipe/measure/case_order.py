@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 
 def rounds(items: Sequence[_T], count: int, seed: int) -> Iterator[tuple[int, list[_T]]]:
-    """Yield (number from 1, items in random order) for each of ``count`` rounds.
+    """Yield (number from 1, items in random order) for ``count`` rounds.
 
     Equal arguments give equal orders. A single round keeps the order of ``items``.
     """
@@ -35,7 +35,7 @@ _NO_DIMENSIONS = {"memory_cap_gib", "seed"}
 def is_larger(params: Mapping[str, Any], oom_params: Mapping[str, Any]) -> bool:
     """Return True if a case with ``params`` is larger in every dimension than the one that ran out of memory.
 
-    Every number is at least as large, one is larger, and every other value is equal. True and False are not numbers,
+    All numbers are at least as large, one is larger, and all other values are equal. True and False are not numbers,
     and neither are a seed and a memory limit: a larger one needs no more memory. Cases with different parameters are
     not comparable. Nor is 0 with another number: 0 often means that the workload chooses ("as many as heads"), which
     may be more than any number.

@@ -75,7 +75,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Conditions:
+class GpuConditions:
     """The readings of a GPU under load, and the largest number of other processes on it; None: unknown.
 
     ``counted_hz`` are SM clocks that the GPU itself counted (``CudaTimer.record_clock``). They replace the clocks of
@@ -87,7 +87,7 @@ class Conditions:
     counted_hz: tuple[float, ...] = ()
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Conditions:
+    def from_record(cls, record: Mapping[str, Any]) -> GpuConditions:
         """Return the conditions that ``dataclasses.asdict`` and JSON stored; missing fields are unknown.
 
         Fields of a later version, and values that are no numbers, count as missing.
@@ -151,7 +151,7 @@ class Conditions:
 
     @property
     def throttles(self) -> dict[str, float]:
-        """The reasons that slowed the clock and are no user's setting, each with its share of the readings."""
+        """The reasons that slowed the clock and are no user's setting, with their shares of the readings."""
         readings = [reading for reading in self.readings if reading.reasons is not None]
         slowed = [reading.reasons or 0 for reading in readings if self._is_slowed(reading)]
         shares = {
@@ -175,7 +175,7 @@ class Conditions:
 
     @property
     def findings(self) -> dict[Flag, str]:
-        """The flags that are set, each with the numbers behind it."""
+        """The flags that are set, with the numbers behind it."""
         low, high, median = self.sm_clock_min_hz, self.sm_clock_max_hz, self.sm_clock_hz or 0.0
         findings = {}
         if throttles := self.throttles:
@@ -201,10 +201,10 @@ class Conditions:
         return {name: (value, unit) for name, (value, unit) in rows.items() if value is not None}
 
 
-def combine(many: Iterable[Conditions]) -> Conditions:
+def combine(many: Iterable[GpuConditions]) -> GpuConditions:
     """Return the conditions of a case over all its visits."""
     visits = list(many)
-    return Conditions(
+    return GpuConditions(
         tuple(chain.from_iterable(visit.readings for visit in visits)),
         max((visit.other_processes for visit in visits if visit.other_processes is not None), default=None),
         tuple(chain.from_iterable(visit.counted_hz for visit in visits)),
@@ -241,12 +241,15 @@ class GpuMonitor:
         """Return True if power or heat lowered the clock in a reading of the last 0.3 s."""
         return any(reading.is_slowed for reading in tuple(self._recent))
 
-    def conditions(self) -> Conditions:
-        """Return the readings under load so far: neither idle nor next to idle, where the clock was changing."""
+    def conditions(self, counted_hz: tuple[float, ...] = ()) -> GpuConditions:
+        """Return ``counted_hz`` and the readings under load so far.
+
+        These are neither idle nor next to idle, where the clock was changing.
+        """
         idle = [number for number, reading in enumerate(self.readings) if reading.is_idle]
         near = {number + step for number in idle for step in range(-_NEAR_IDLE, _NEAR_IDLE + 1)}
         loaded = tuple(reading for number, reading in enumerate(self.readings) if number not in near)
-        return Conditions(loaded, max(self._other_processes, default=None))
+        return GpuConditions(loaded, max(self._other_processes, default=None), counted_hz)
 
     def clear(self) -> None:
         self.readings.clear()

@@ -1,7 +1,7 @@
 """The processes of a distributed job: which one this is, and how they stay in step.
 
-If one process makes a collective call that another does not, both wait forever. So the processes take each decision
-together: at every exchange each publishes a message in the store of torchrun's agent, which needs neither CUDA nor
+If one process makes a collective call that another does not, both wait forever. So the processes take all decisions
+together: at an exchange they publish messages in the store of torchrun's agent, which needs neither CUDA nor
 NCCL and works after their errors. A process that cannot continue says so, and the others leave the case as well.
 """
 
@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
@@ -98,7 +98,7 @@ class Ranks:
         return self.all_max_each([value])[0]
 
     def all_max_each(self, values: Sequence[float]) -> list[float]:
-        """Return the largest value at each index over all processes, which have equally many. Raises EndedByPeer."""
+        """Return the largest value at an index over all processes, which have equally many. Raises EndedByPeer."""
         messages = self._exchange_and_continue(RankMessage("numbers", values=tuple(values)))
         return [max(at_index) for at_index in zip(*(message.values for message in messages), strict=True)]
 
@@ -112,7 +112,8 @@ class Ranks:
         message = RankMessage("end", end.status, end.reason, tuple(end.flags))
         messages = self._exchange(message, PEER_TIMEOUT_S if is_early else None)
         of_all = tuple(dict.fromkeys(flag for message in messages for flag in message.flags))
-        return replace(_most_severe_end(messages) or end, flags=of_all)
+        worst = _most_severe_end(messages) or end
+        return CaseEnd(worst.status, worst.reason, of_all)
 
     def shutdown(self) -> None:
         """Destroy the process group after the last case."""
@@ -169,7 +170,7 @@ def _most_severe_end(messages: Sequence[RankMessage]) -> CaseEnd | None:
 def join(processes: int) -> Ranks:
     """Join the processes that torchrun started, and create their process group.
 
-    torchrun sets the rank in the environment. On GPUs the backend is NCCL, with the GPU of the same number for each
+    torchrun sets the rank in the environment. On GPUs the backend is NCCL, with the GPU of the same number for a
     rank; tensors on the CPU use gloo.
     """
     if processes == 1:

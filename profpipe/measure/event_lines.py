@@ -1,7 +1,7 @@
 """Read what a workload's process says: the lines of the harness in the log of a job, and those of the start-up hook.
 
 Anything may stand in the file: libraries print into it, a kill cuts a line, a newer version writes other events. A line
-that is no event is left out, and its number is returned, so that every reader sees the same events.
+that is no event is left out, and its number is returned, so that all readers see the same events.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def complete(pending: Path) -> None:
 
 
 def parse_lines(lines: list[bytes], key: str = "event") -> Iterator[tuple[int, Event | BadLine]]:
-    """Yield what each line says, with its number; empty lines are left out.
+    """Yield what a line says, with its number; empty lines are left out.
 
     ``key`` names what a line holds: ``event`` of the harness, ``hook`` of the start-up hook. A killed process leaves
     its last line cut, without a line end: the ``started`` of the next process may be in the same line.
@@ -194,7 +194,7 @@ def _are_params(value: Any) -> bool:
 
 
 def _fits(value: Any) -> bool:
-    """Return True if the tables can hold each whole number in ``value``."""
+    """Return True if the tables can hold all whole numbers in ``value``."""
     if isinstance(value, (dict, list)):
         return all(map(_fits, value.values() if isinstance(value, dict) else value))
     return not isinstance(value, int) or value.bit_length() < 64

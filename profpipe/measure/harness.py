@@ -18,7 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TextIO
@@ -49,7 +49,7 @@ Region = Callable[[Callable[[], None]], AbstractContextManager[None]]
 def single_threaded_autograd() -> Iterator[None]:
     """Run backward passes on the calling thread instead of autograd's thread.
 
-    ncu assigns each kernel to the ranges of the thread that launched it, and has no times to assign it by, so kernels
+    ncu assigns a kernel to the ranges of the thread that launched it, and has no times to assign it by, so kernels
     of a backward pass would belong to no case. The kernels are the same.
     """
     torch = machine.torch()
@@ -63,14 +63,14 @@ def capture_cases(spec: Mapping[str, Any], folder: Path, ranks: Ranks) -> Iterat
 
     nsys ends its capture at the first cudaProfilerStop, so all cases share one capture. With several processes it
     records everything, and the ranges show what is measured. ncu takes any number of start/stop pairs. torch.profiler
-    keeps its records in memory until the export, so each case has its own trace: a later crash loses nothing.
+    keeps its records in memory until the export, so a case has a trace to itself: a later crash loses nothing.
     """
     profiler = spec["profiler"]
     if profiler == "nsys" and not ranks.is_distributed:
         with _cuda_profiler():
             yield _load_only
     elif profiler == "ncu":
-        yield lambda load: _cuda_profiler()  # ncu replays every kernel with pauses between, so a load has no effect
+        yield lambda load: _cuda_profiler()  # ncu replays kernels with pauses between, so a load has no effect
     elif profiler == "torch":
         stem = ranks.file_name(spec["stem"])
         traces = (folder / f"{stem}.{number}.pt.trace.json.gz" for number in itertools.count(1))
@@ -131,7 +131,7 @@ CONTEXT_LOST = 70
 class Events:
     """The log of the job: one JSON object a line, flushed at once, without ``secrets``.
 
-    ``at`` of each line is the time of ``time.monotonic``. The event ``mark`` says which ``phase`` of a case is over.
+    ``at`` of a line is the time of ``time.monotonic``. The event ``mark`` says which ``phase`` of a case is over.
     """
 
     def __init__(self, stream: TextIO, secrets: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -151,13 +151,13 @@ class Events:
         if value is not None:
             self.write("metric", case=case, subject="", metric=metric, value=value, unit=unit, n=1)
 
-    def for_case(self, case: str) -> Callable[..., None]:
+    def bind_case(self, case: str) -> Callable[..., None]:
         """Return ``write`` for one case."""
         return functools.partial(self.write, case=case)
 
 
 def main(argv: list[str]) -> int:
-    """Run the specification ``argv[0]``; return 0 when every case was tried, whatever its status."""
+    """Run the specification ``argv[0]``; return 0 when all cases were tried, whatever its status."""
     try:
         _wait_for_turn()
         _run(Path(argv[0]))
@@ -299,7 +299,7 @@ class Worker:
             # torchrun ends the other processes with this one, and the runner starts new ones for the next case if the
             # events of rank 0 have the end of this case.
             reason = f"rank {self.ranks.rank}: {rank_end.reason}" if rank_end.reason else ""
-            ended = vars(replace(rank_end, reason=reason))
+            ended = {"status": rank_end.status, "reason": reason, "flags": rank_end.flags}
             with Path(self.spec["folder"], LOG).open("a", encoding="utf-8") as stream:
                 Events(stream, self.spec.get("secrets", {})).write("case_ended", case=name, **ended)
             sys.exit(CONTEXT_LOST)
@@ -403,12 +403,12 @@ def time_cases(worker: Worker, earlier: Mapping[str, Any]) -> None:
     worker.events.write("order", rounds=plan.rounds, seed=plan.seed, clock=clock)
     shared: dict[str, Any] = {"ranks": worker.ranks, "visit_clocks_hz": worker.visit_clocks_hz}
     timed = {
-        name: rounds.TimedCase(plan, worker.device, ranges.CASE_PREFIX + name, worker.events.for_case(name), **shared)
+        name: rounds.CaseTiming(plan, worker.device, ranges.CASE_PREFIX + name, worker.events.bind_case(name), **shared)
         for name in (case["id"] for case in cases)
     }
     for name, samples in earlier.items():
         timed[name].restore(samples)
-    # The collector would look through all of these after each visit.
+    # The collector would look through all of these after a visit.
     gc.freeze()
     ended: set[str] = set()
     for number, case in plan.visits(cases):
@@ -420,7 +420,7 @@ def time_cases(worker: Worker, earlier: Mapping[str, Any]) -> None:
             del timed[name]
 
 
-def time_case(worker: Worker, name: str, case: rounds.TimedCase, params: dict[str, Any]) -> CaseEnd | None:
+def time_case(worker: Worker, name: str, case: rounds.CaseTiming, params: dict[str, Any]) -> CaseEnd | None:
     fn = worker.build(params)
     _clear_workspaces()  # of products that made the inputs
     worker.ranks.barrier("built")
@@ -430,7 +430,7 @@ def time_case(worker: Worker, name: str, case: rounds.TimedCase, params: dict[st
     flags, snapshots = case.finish(fn), Path(worker.spec["folder"], "snapshots", worker.ranks.file_name(name))
     del fn  # a reference may need the memory that the callable holds
     worker.ranks.barrier("timed")
-    limits, events = worker.spec["options"].get("tolerance", {}), worker.events.for_case(name)
+    limits, events = worker.spec["options"].get("tolerance", {}), worker.events.bind_case(name)
     return CaseEnd(
         Status.OK, flags=[*flags, *workload_metrics.write(worker.workload, params, snapshots, events, limits)]
     )
@@ -454,7 +454,7 @@ def profile_case(worker: Worker, name: str, region: Region, params: dict[str, An
     mark(phase="warm-up")
     load = functools.partial(_apply_load, worker, fn) if loads else lambda: None
     if worker.spec["profiler"] == "ncu":
-        repeats = 1  # ncu replays each kernel for every group of counters, so one iteration has them all
+        repeats = 1  # ncu replays a kernel for all groups of counters, so one iteration has them all
         with region(load), single_threaded_autograd(), ranges.annotate(range_name):
             fn()
             mark(phase="sampling")
@@ -468,13 +468,13 @@ def profile_case(worker: Worker, name: str, region: Region, params: dict[str, An
             )
             mark(phase="sampling")
         worker.events.metric(name, "loop_wall", wall_ns, "ns")
-        measured = replace(monitor.conditions(), counted_hz=clocks_hz)
+        measured = monitor.conditions(clocks_hz)
         if measured.counted_clock_hz is not None:
             worker.visit_clocks_hz.append(measured.counted_clock_hz)
         for metric, (value, unit) in measured.metrics().items():
             worker.events.metric(name, metric, value, unit)
     worker.events.metric(name, "iterations", repeats, "1")
-    # ncu flushes the caches itself before each replay.
+    # ncu flushes the caches itself before a replay.
     is_warm = not worker.flush and worker.spec["profiler"] != "ncu"
     return CaseEnd(Status.OK, flags=[Flag.WARM_CACHE] if is_warm else [])
 

@@ -50,6 +50,10 @@ class LaunchProfile:
     def host_waits(self) -> bool:
         return self.synchronises or self.fills_queue
 
+    def limit_host_time(self, limit_ns: float) -> LaunchProfile:
+        """Return the profile with a launch time of at most ``limit_ns``."""
+        return replace(self, host_ns=min(self.host_ns, limit_ns))
+
 
 @dataclass(frozen=True)
 class PriorMeasurement:
@@ -79,7 +83,7 @@ class _Trial(NamedTuple):
 class LaunchProfiler:
     """Measures how the host launches a call. ``hold(ns)`` keeps the GPU busy for ``ns``.
 
-    Torch reports some synchronising operations. Any other is found by a hold: a call that synchronises takes longer
+    Torch reports some synchronising operations. Any other shows by a hold: a call that synchronises takes longer
     behind a held GPU by the time of the hold. With several processes the slowest one counts, and an observation of one
     process counts for all, so all of them make the same calls and hold their GPUs for the same time.
     """
@@ -111,9 +115,9 @@ class LaunchProfiler:
         quickest = min(unheld, key=lambda trial: trial.call_ns)
         # Several processes always hold: in a collective call, one without a hold waits for one with a hold.
         tail_ns = 0.0 if ranks.is_distributed else quickest.call_ns - quickest.host_ns
-        profile = LaunchProfile(host_ns, reported, call_ns=ranks.all_max(quickest.call_ns), gpu_tail_ns=tail_ns)
+        call_ns = ranks.all_max(quickest.call_ns)
         if host_ns > _LONGEST_TRIED_NS:
-            return profile
+            return LaunchProfile(host_ns, reported, call_ns=call_ns, gpu_tail_ns=tail_ns)
         hold_ns = min(2 * host_ns + 1e6, LONGEST_HOLD_NS)
         waited_ns = host_ns + hold_ns / 2
         # One call without the hold in its launch time is enough evidence.
@@ -123,17 +127,13 @@ class LaunchProfiler:
         fills_queue = waits and not reported and host_ns > _FILL_QUEUE_NS
         if fills_queue and idle and self._waits_behind_short_holds(fn):
             fills_queue = False
-        return replace(
-            profile,
-            synchronises=reported or (waits and not fills_queue),
-            fills_queue=fills_queue,
-            starves_gpu=fills_queue and idle,
-        )
+        synchronises = reported or (waits and not fills_queue)
+        return LaunchProfile(host_ns, synchronises, fills_queue, fills_queue and idle, call_ns, tail_ns)
 
     def _waits_behind_short_holds(self, fn: Callable[[], object]) -> bool:
         """Return True if the host waits, in any process, behind holds too short to fill the queue.
 
-        A call that waits takes longer by about the hold, each time. A slow host took 21 to 38 ms for the same forward
+        A call that waits takes longer by about the hold, always. A slow host took 21 to 38 ms for the same forward
         pass, for several calls in a row. So calls with and without a hold take turns.
         """
         for _ in range(_SHORT_HOLDS):
@@ -145,7 +145,7 @@ class LaunchProfiler:
         return True
 
     def _launch(self, fn: Callable[[], object], holds_ns: Sequence[float], until_ns: float = 0.0) -> list[list[_Trial]]:
-        """Launch ``fn`` behind each of ``holds_ns`` in turn; return the trials of each.
+        """Launch ``fn`` behind the ``holds_ns`` in turn; return their trials.
 
         A single process stops after a trial with a launch time of at most ``until_ns``, or when time is up. Several
         processes make a fixed number of calls.
@@ -176,7 +176,7 @@ class LaunchProfiler:
 def count_synchronising_operations(fn: Callable[[], object]) -> int:
     """Count the synchronising operations that torch reports in one call of ``fn``: ``item()``, ``cpu()``, ...
 
-    Torch reports its own operations, but not ``torch.cuda.synchronize()`` and those of other packages (torch 2.13).
+    Torch reports its operations, but not ``torch.cuda.synchronize()`` and those of other packages (torch 2.13).
     """
     import torch
 
@@ -205,7 +205,7 @@ class CaptureAborted(NotCapturable):
     """The driver aborted the capture; nothing more can be measured in this process.
 
     torch (2.11, in part up to 2.13) then behaves as in a capture: the allocator never frees the memory of that
-    capture, so every later peak includes it, and the random number generator raises errors.
+    capture, so all later peaks include it, and the random number generator raises errors.
     """
 
 

@@ -98,7 +98,7 @@ def nvml() -> Any:
 
 
 def nvidia_gpus() -> list[dict[str, Any]]:
-    """Return each NVIDIA GPU in the order of NVML, which is by PCI bus; sizes in bytes, clocks in Hz.
+    """Return the NVIDIA GPUs in the order of NVML, which is by PCI bus; sizes in bytes, clocks in Hz.
 
     Values that the driver does not report are absent; so is ``mig`` where MIG is off.
     """
@@ -253,10 +253,10 @@ def visible(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> list[Gpu]:
 
 
 def valid_entries(gpus: Sequence[Gpu], environment: Mapping[str, str], count: int) -> list[str]:
-    """Return one entry of CUDA_VISIBLE_DEVICES for each of the first ``count`` GPUs that it shows.
+    """Return one entry of CUDA_VISIBLE_DEVICES for the first ``count`` GPUs that it shows.
 
     Without the variable these are the ordinals of ``gpus``. Raises ConfigError where one of these GPUs may be listed
-    by its ordinal and by its UUID, because its ordinal is not known.
+    by its ordinal and by its UUID, because its ordinal is unknown.
     """
     entries = environment.get("CUDA_VISIBLE_DEVICES")
     if entries is None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from profpipe import errors
-from profpipe.job import Ask
+from profpipe.job import RunTool
 from profpipe.measure import conditions, machine, sampling
 
 #: Sizes of square matmuls; the faster one counts.
@@ -73,7 +73,7 @@ FILE: Final = "ceilings.json"
 LONGEST_S: Final = 300.0
 
 
-def renew(out: Path, ask_python: Ask) -> dict[str, Any]:
+def renew(out: Path, ask_python: RunTool) -> dict[str, Any]:
     """Measure in a separate process and store the result in ``out``; return it.
 
     ``ask_python`` runs this interpreter in another folder for up to LONGEST_S and returns its output. Raises
@@ -144,7 +144,7 @@ def _timed(fn: Callable[[], object], kind: str, rule: sampling.StoppingRule) -> 
 
 
 def _copy(torch: Any, kind: str, most: int, rule: sampling.StoppingRule) -> dict[str, Any]:
-    """Copy one half of a buffer to the other; each is far larger than the L2."""
+    """Copy one half of a buffer to the other; both are far larger than the L2."""
     free = torch.cuda.mem_get_info()[0] if kind == "cuda" else 4 * most
     source = torch.empty(min(most, free // 4) // 4, dtype=torch.int32, device=kind).random_()
     target = torch.empty_like(source)

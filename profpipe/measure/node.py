@@ -29,7 +29,7 @@ _MARK: Final = "profpipe-node"
 
 
 def as_lines(described: dict[str, Any]) -> Iterator[str]:
-    """Yield the description of a node in short lines, each with the name of the node."""
+    """Yield the description of a node in short lines, with the name of the node."""
     text = json.dumps(described)
     for begin in range(0, len(text), _PIECE):
         yield f"{_MARK} {described['node']} {text[begin : begin + _PIECE]}"

@@ -1,4 +1,4 @@
-"""Times many cases in rounds, in a new random order each round, so that a drift affects all cases equally.
+"""Times many cases in rounds, in a new random order, so that a drift affects all cases equally.
 
 Each visit builds its case again, so that only one case's tensors are in memory, and writes its samples to
 ``job.jsonl``.
@@ -17,12 +17,12 @@ from typing import Any, Final
 
 from profpipe import ranges
 from profpipe.measure import case_order, conditions, event_lines, launch_profile, sampling
-from profpipe.measure.conditions import Conditions
+from profpipe.measure.conditions import GpuConditions
 from profpipe.measure.distributed import SINGLE_PROCESS, Ranks
 from profpipe.measure.flags import Flag
 from profpipe.measure.launch_profile import LaunchProfile, PriorMeasurement
 
-#: Metric of one process's times in a distributed job. The case's own times are those of the slowest process, because
+#: Metric of one process's times in a distributed job. The times of the case are those of the slowest process, because
 #: a collective call ends with it.
 RANK_TIME = "time_own"
 
@@ -79,11 +79,11 @@ class RoundSamples:
     """The samples of one visit to a case, and their conditions."""
 
     values_ns: list[float]
-    conditions: Conditions = field(default_factory=Conditions)
+    conditions: GpuConditions = field(default_factory=GpuConditions)
 
 
 @dataclass
-class TimedCase:
+class CaseTiming:
     """A case and the results of its visits so far.
 
     ``samples_ns`` and ``launches`` by metric: ``time``, and ``time_cuda_graph`` in mode both. ``write(event,
@@ -97,11 +97,11 @@ class TimedCase:
     ranks: Ranks = SINGLE_PROCESS
     samples_ns: dict[str, list[float]] = field(default_factory=dict)
     rounds: int = 0
-    conditions: list[Conditions] = field(default_factory=list)
+    conditions: list[GpuConditions] = field(default_factory=list)
     last: sampling.Samples | None = None
     not_captured: bool = False
     launches: dict[str, LaunchProfile | None] = field(default_factory=dict)
-    #: By metric: a visit that loaded the GPU fully kept the highest clock, and so did every later visit.
+    #: By metric: a visit that loaded the GPU fully kept the highest clock, and so did all later visits.
     keeps_clock: dict[str, bool] = field(default_factory=dict)
     #: SM clocks of all visits; the cases of a process share this list.
     visit_clocks_hz: list[float] = field(default_factory=list)
@@ -153,7 +153,7 @@ class TimedCase:
 
     def _sample(self, fn: Callable[[], object], metric: str) -> sampling.Samples:
         earlier = self.samples_ns.get(metric, [])
-        rule = self.plan.rule.for_round(min(self.rounds, self.plan.rounds), self.plan.rounds, len(earlier))
+        rule = self.plan.rule.limit_round(min(self.rounds, self.plan.rounds), self.plan.rounds, len(earlier))
         self._warm_up(fn, metric, rule.budget_s / 2)
         began = time.monotonic()
         before = self.launches.get(metric)
@@ -174,8 +174,8 @@ class TimedCase:
             )
         # After a pause the host takes longer to launch, so the shortest launch time of all visits counts.
         launch = samples.launch
-        self.launches[metric] = _limit_host_time(launch, before.host_ns) if before else launch
-        measured = replace(monitor.conditions(), counted_hz=samples.clocks_hz)
+        self.launches[metric] = launch.limit_host_time(before.host_ns) if launch and before else launch
+        measured = monitor.conditions(samples.clocks_hz)
         loaded = samples.fully_loaded or self.keeps_clock.get(metric, False)
         self.keeps_clock[metric] = loaded and measured.kept_highest_clock
         if self.ranks.is_distributed:
@@ -200,8 +200,9 @@ class TimedCase:
         assert self.last is not None
         overall, loop_wall_ns = conditions.combine(self.conditions), self.loop_wall_ns(self._timed_callable(fn))
         launch = self.launches["time"]
-        if loop_wall_ns is not None:  # launching takes no longer than an iteration of the loop
-            launch = _limit_host_time(launch, loop_wall_ns)
+        if launch is not None and loop_wall_ns is not None:
+            # Launching takes no longer than an iteration of the loop.
+            launch = launch.limit_host_time(loop_wall_ns)
         last = replace(self.last, launch=launch)
         metrics = {
             "peak_allocated": (last.peak_allocated, "byte"),
@@ -237,11 +238,6 @@ class TimedCase:
         return wall_ns
 
 
-def _limit_host_time(launch: LaunchProfile | None, limit_ns: float) -> LaunchProfile | None:
-    """Return ``launch`` with a launch time of at most ``limit_ns``."""
-    return replace(launch, host_ns=min(launch.host_ns, limit_ns)) if launch else None
-
-
 def load_earlier_rounds(events: Path, names: Collection[str]) -> dict[str, dict[str, dict[int, RoundSamples]]]:
     """Return the samples of an earlier process by case, metric and round, for the cases ``names``.
 
@@ -251,6 +247,6 @@ def load_earlier_rounds(events: Path, names: Collection[str]) -> dict[str, dict[
     for event in event_lines.read(events)[0]:
         if event["event"] == "samples" and event["case"] in names:
             metrics = samples.setdefault(event["case"], {})
-            measured = RoundSamples(event["values"], Conditions.from_record(event.get("conditions") or {}))
+            measured = RoundSamples(event["values"], GpuConditions.from_record(event.get("conditions") or {}))
             metrics.setdefault(event.get("metric") or "time", {})[event.get("round") or 1] = measured
     return samples

@@ -61,7 +61,7 @@ class StoppingRule:
         if not 1 <= self.min_samples <= self.max_samples:
             raise ValueError(f"need 1 <= min_samples <= max_samples, not {self.min_samples} and {self.max_samples}")
 
-    def for_round(self, number: int, rounds: int, earlier: int = 0) -> StoppingRule:
+    def limit_round(self, number: int, rounds: int, earlier: int = 0) -> StoppingRule:
         """Return the rule for round ``number`` (from 1) of ``rounds``: its share of samples and time.
 
         Numbers of samples are totals, as ``sample`` judges earlier samples with new ones; the time is that of one
@@ -70,10 +70,7 @@ class StoppingRule:
         """
         least, most = (math.ceil(count * number / rounds) for count in (self.min_samples, self.max_samples))
         in_round = max(1, math.ceil(earlier / (number - 1))) if number > 1 else 1
-        budget_s, slowed_s = self.budget_s / rounds, self.slowed_s / rounds
-        return replace(
-            self, min_samples=least, max_samples=most, budget_s=budget_s, min_in_round=in_round, slowed_s=slowed_s
-        )
+        return StoppingRule(least, self.target, self.budget_s / rounds, most, in_round, self.slowed_s / rounds)
 
     def is_met(self, values: Sequence[float]) -> bool:
         """Return True if the interval of the median of ``values`` is at most as wide as ``target``."""
@@ -83,7 +80,7 @@ class StoppingRule:
     def next_batch(self, values: Sequence[float], taken: int, spent_s: float, is_slowed: bool = False) -> int:
         """Return how many samples to take next; 0: stop. ``taken`` of ``values`` took ``spent_s``.
 
-        The first batch is one sample, which shows the cost of one; the next reaches ``min_samples``; each later batch
+        The first batch is one sample, which shows the cost of one; the next reaches ``min_samples``; a later batch
         adds half as many again.
         """
         if taken == 0:
@@ -104,7 +101,7 @@ class Samples:
 
     ``clock`` is ``cuda_event`` or ``perf_counter``. ``earlier_ns`` are the samples of earlier rounds. The peaks are
     bytes of torch's GPU allocator without the flush buffer; only the reserved one includes what a CUDA graph allocates
-    while it runs. ``clocks_hz`` are the SM clocks after each batch. ``fully_loaded``: the load before the first sample
+    while it runs. ``clocks_hz`` are the SM clocks after the batches. ``fully_loaded``: the load before the first sample
     brought the clock of a GPU at its power limit down. On a CPU ``launch`` and the peaks are None.
     """
 
@@ -124,7 +121,7 @@ class Samples:
     def host_bound(self) -> bool | None:
         """Return True if launching takes longer than running: in a plain loop the GPU waits for launches.
 
-        Where the GPU waits in this loop as well (``launch.starves_gpu``), its own time is unknown and smaller. None on
+        Where the GPU waits in this loop as well (``launch.starves_gpu``), its time is unknown and smaller. None on
         a CPU, and where the call synchronises, because launch and run time cannot be separated then.
         """
         if self.launch is None or self.launch.synchronises:
@@ -211,15 +208,15 @@ def sample(
     flush: bool = True,
     is_slowed: Callable[[], bool] = lambda: False,
 ) -> Samples:
-    """Take samples of ``fn``, each in the range ``range_name``, until ``rule`` is met together with ``earlier`` ones.
+    """Take samples of ``fn``, all in the range ``range_name``, until ``rule`` is met together with ``earlier`` ones.
 
-    On ``device="cuda"`` a pair of events surrounds each call on the current stream, so work on other streams counts
+    On ``device="cuda"`` a pair of events surrounds a call on the current stream, so work on other streams counts
     only as far as that stream waits for it. A batch ends with one synchronisation.
 
     On a GPU, calls outside any range come first: they profile the launch and load the GPU. Then ``on_start()`` is
     called, and sampling begins. A batch in which more than one sample in ten was not queued in time is taken again.
     Raises RuntimeError where the clock stands or goes back.
-    ``is_slowed()`` returns True while power or heat lowers the clock. Several processes start and repeat each batch
+    ``is_slowed()`` returns True while power or heat lowers the clock. Several processes start and repeat a batch
     together, so their ``rule`` must not depend on times.
     """
     with TIMERS[device](flush=flush) as timer:

@@ -17,7 +17,6 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,7 +35,7 @@ MIB: Final = 2**20
 # --- the CPU ---------------------------------------------------------------------------------------------------------
 
 #: Flush size where the cache size is unknown, and the largest. A server reports the cache of all its cores as one, up
-#: to 512 MiB. Overwriting twice that takes 0.2 s before each sample, and a process on a few cores holds a part of it.
+#: to 512 MiB. Overwriting twice that takes 0.2 s before a sample, and a process on a few cores holds a part of it.
 _DEFAULT_FLUSH_BYTES: Final = 64 * MIB
 _LARGEST_FLUSH_BYTES: Final = 256 * MIB
 _CACHES: Final = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -111,7 +110,7 @@ class CpuTimer:
         """Queue kernels that measure the SM clock at this point of the stream."""
 
     def clocks_hz(self) -> list[float]:
-        """Return the SM clock of each ``record_clock`` in order; empty where the clock cannot be measured."""
+        """Return the SM clocks of ``record_clock`` in order; empty where the clock cannot be measured."""
         return []
 
     def reset_peak_memory(self) -> None:
@@ -128,7 +127,7 @@ class CpuTimer:
 
 @functools.cache
 def _flush_buffer(size: int) -> ctypes.Array[ctypes.c_char]:
-    """Return the buffer of this process: a new one for each case would cost a page fault for every 4 KiB."""
+    """Return the buffer of this process: a new one for each case would cost a page fault per 4 KiB."""
     return ctypes.create_string_buffer(size)
 
 
@@ -160,7 +159,7 @@ FIRST_HOLD_EXTRA_NS: Final = 150e3
 
 #: The loop of samples runs for this long before the first sample, about the default warm-up of ``do_bench``; longer
 #: where the call fills most of the loop. An H200 at its power limit lowered its clock, and slowed FlashAttention by 3
-#: to 5 %, 60 to 70 ms after the load began. A call that is known to keep the highest clock needs the short load only.
+#: to 5 %, 60 to 70 ms after the load began. A call that keeps the highest clock needs the short load only.
 _LOAD_NS: Final = 30e6
 _FULL_LOAD_NS: Final = 100e6
 #: The load continues until the times are stable (``is_stable``), but no longer than this.
@@ -225,7 +224,7 @@ class CudaTimer(CpuTimer):
     def prepare(
         self, fn: Callable[[], object], ranks: Ranks, prior: PriorMeasurement, longest_s: float
     ) -> LaunchProfile:
-        """Profile the launch of ``fn``, choose the hold before each sample, and load the GPU until times are stable."""
+        """Profile the launch of ``fn``, choose the hold before a sample, and load the GPU until times are stable."""
         self.synchronize()
         self._clear_ns = self._duration_ns(self._clear)
         if hasattr(self._torch.cuda, "_sleep"):
@@ -257,7 +256,7 @@ class CudaTimer(CpuTimer):
         """
         if self._launch is None or not self._host_ns:
             return self._launch
-        return replace(self._launch, host_ns=min(self._launch.host_ns, statistics.median(self._host_ns)))
+        return self._launch.limit_host_time(statistics.median(self._host_ns))
 
     def apply_load(
         self, fn: Callable[[], object], ranks: Ranks = SINGLE_PROCESS, clock_hz: float | None = None
@@ -287,7 +286,7 @@ class CudaTimer(CpuTimer):
         """Run the loop of samples without recording; ``call_ns`` is the approximate time of a call."""
         self.fully_loaded = call_ns > self._overhead_ns and not keeps_clock
         load_ns = _FULL_LOAD_NS if self.fully_loaded else _LOAD_NS
-        # Each process measures its own flush, and all must make the same calls.
+        # Each process measures its flush, and all must make the same calls.
         self._run_unrecorded(fn, int(ranks.all_max(load_ns / (call_ns + self._overhead_ns))))
         self.take_times_ns()
 
@@ -325,7 +324,7 @@ class CudaTimer(CpuTimer):
     def _wait_for_clock(
         self, fn: Callable[[], object], call_ns: float, clock_hz: float | None, until_ns: float
     ) -> None:
-        """Continue the loop until the GPU is back at its known clock, or until ``until_ns``.
+        """Continue the loop until the GPU is back at its clock, or until ``until_ns``.
 
         Times at a clock that is still low are stable as well. A clock that the call itself lowers does not rise again.
         """

@@ -1,6 +1,6 @@
 """Compares a case's differences from the reference with the limits of the pipeline file.
 
-The workload's process and the analysis of a run both judge the results of ``check``, so that every stage knows which
+The workload's process and the analysis of a run both judge the results of ``check``, so that all stages know which
 cases miss a limit.
 """
 
@@ -37,22 +37,22 @@ _SHOWN_CHARACTERS = 60
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """A case under a tolerance: ``mark`` is empty where the case passes, and ``why`` says why it does not.
+class ToleranceResult:
+    """A case under a tolerance: ``flag`` is empty where the case passes, and ``why`` says why it does not.
 
-    ``misses`` are the measures outside their limits, each with its value and its limit.
+    ``misses`` are the measures outside their limits, with their values and their limits.
     """
 
-    mark: Flag | Literal[""] = ""
+    flag: Flag | Literal[""] = ""
     why: str = ""
     misses: tuple[tuple[str, float, float], ...] = ()
 
 
-def judge(checked: Mapping[str, Any], limits: Mapping[str, float]) -> Verdict:
+def judge(checked: Mapping[str, Any], limits: Mapping[str, float]) -> ToleranceResult:
     """Compare ``checked``, the metrics of a case, with ``limits``.
 
     A limit applies to the output, and to gradients that have no separate limit. A case passes only if something was
-    compared for each limit, or the limit is that of a gradient that the case does not compute; else it is
+    compared for all limits, or the limit is that of a gradient that the case does not compute; else it is
     ``unchecked``. An infinite difference or a NaN never passes, also without a limit. A measure that is text is
     ``unchecked``; None is too where there is a limit for it.
     """
@@ -67,15 +67,15 @@ def judge(checked: Mapping[str, Any], limits: Mapping[str, float]) -> Verdict:
         texts = [f"{m} is {shown(m, value)}, {bound(m, limit)}" for m, value, limit in sorted(misses, key=_rank)]
         more = len(texts) - _NAMED_MISSES
         texts[_NAMED_MISSES:] = [f"and {more} more"] if more > 0 else []
-        return Verdict(Flag.INACCURATE, "; ".join(texts), tuple(misses))
+        return ToleranceResult(Flag.INACCURATE, "; ".join(texts), tuple(misses))
     given = [m for m, value in checked.items() if value is not None or limit_of(m, limits) is not None]
     if not_numbers := [m for m in given if m in MEASURES and m not in numbers]:
         shown_values = (f"{m} is not a number: {repr(checked[m])[:_SHOWN_CHARACTERS]}" for m in not_numbers)
-        return Verdict(Flag.UNCHECKED, "; ".join(shown_values))
+        return ToleranceResult(Flag.UNCHECKED, "; ".join(shown_values))
     unused = [m for m in limits if not _applies(m, numbers)]
     if limits and (unused or not numbers):
-        return Verdict(Flag.UNCHECKED, f"nothing was compared for {' and '.join(unused or limits)}")
-    return Verdict()
+        return ToleranceResult(Flag.UNCHECKED, f"nothing was compared for {' and '.join(unused or limits)}")
+    return ToleranceResult()
 
 
 def _rank(miss: tuple[str, float, float]) -> tuple[bool, float]:
@@ -85,7 +85,7 @@ def _rank(miss: tuple[str, float, float]) -> tuple[bool, float]:
 
 
 def limit_of(measure: str, limits: Mapping[str, float]) -> float | None:
-    """Return the measure's own limit, else that of the output; None where neither is set."""
+    """Return the limit of the measure, else that of the output; None where neither is set."""
     return limits.get(measure, limits.get(parts(measure)[0]))
 
 

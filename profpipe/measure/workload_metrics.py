@@ -1,4 +1,4 @@
-"""The workload's own numbers of a case: its work, its facts, and its difference from a reference.
+"""What the workload says of a case: its work, its facts, and its difference from a reference.
 
 The harness calls these functions of the workload after it timed the case. An error in one of them leaves the times
 valid, unless the process dies. Only a full disk fails the case: it is measured again once there is room for its files.
@@ -55,10 +55,10 @@ def write(
     if checked is None:
         return [Flag.UNCHECKED]
     verdict = tolerance.judge(checked, limits)
-    if not verdict.mark:
+    if not verdict.flag:
         return []
-    events("note", text=f"{verdict.mark}: {verdict.why}")
-    return [verdict.mark]
+    events("note", text=f"{verdict.flag}: {verdict.why}")
+    return [verdict.flag]
 
 
 class _CaseMetrics:
@@ -118,7 +118,7 @@ def _allowed(numbers: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _plain_numbers(result: Any) -> Any:
-    """Replace each tensor or array of one element by its number."""
+    """Replace tensors and arrays of one element by their numbers."""
     if isinstance(result, Mapping):
         return {name: _plain_numbers(value) for name, value in result.items()}
     if isinstance(result, tuple):
@@ -140,7 +140,7 @@ def _flatten(numbers: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, st
 
 
 def _work(subject: str, metric: str, result: float | Mapping[str, float] | None) -> Iterator[Metric]:
-    """Yield one number; FLOPs by data type as one number each (``flops.int8``), and their sum. Raises ValueError."""
+    """Yield one number; FLOPs by data type as single numbers (``flops.int8``), and their sum. Raises ValueError."""
     for value in result.values() if isinstance(result, Mapping) else [result]:
         if value is not None and value < 0:
             raise ValueError(f"{metric} is {value}, but must not be negative; it is left out")

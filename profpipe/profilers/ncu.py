@@ -9,12 +9,10 @@ from __future__ import annotations
 import importlib.util
 import re
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from profpipe.job import WHOLE, Ask, Command, Job, Missing, Tool, Traits, workload_argv
+from profpipe.job import WHOLE, Command, Job, Missing, RunTool, Tool, Traits, workload_argv
 
 NAME = "ncu"
 TRAITS = Traits(
@@ -37,7 +35,7 @@ _PERMISSION = (
 )
 
 
-def find(ask: Ask) -> Tool | Missing:
+def find(ask: RunTool) -> Tool | Missing:
     path = shutil.which("ncu")
     if path is None:
         return Missing(NAME, "ncu is not on PATH", "Install Nsight Compute (developer.nvidia.com/nsight-compute).")
@@ -56,33 +54,33 @@ def report(job: Job) -> Path:
 
 def commands(job: Job) -> list[Command]:
     assert isinstance(job.tool, Tool)
-    options = job.options.get("ncu", {})
-    by_hook = job.is_hooked and (options.get("kernels") != "guided" or options.get("by_step", False))
-    whole = Command(_argv(job, options, []), makes=(report(job),), env=WHOLE)
+    by_hook = job.is_hooked and (job.settings.ncu.kernels != "guided" or bool(job.guided and job.guided.by_step))
+    whole = Command(_argv(job, []), makes=(report(job),), env=WHOLE)
     if not job.script and not by_hook:
         return [whole]
     # The harness calls cudaProfilerStart around the measured iteration, the start-up hook around one step.
-    chosen = Command(_argv(job, options, ["--profile-from-start", "off"]), makes=(report(job),))
-    return [replace(chosen, otherwise=whole) if by_hook else chosen]
+    argv = _argv(job, ["--profile-from-start", "off"])
+    return [Command(argv, makes=(report(job),), fallback=whole if by_hook else None)]
 
 
-def _argv(job: Job, options: Mapping[str, Any], start: Sequence[str]) -> tuple[str, ...]:
+def _argv(job: Job, start: Sequence[str]) -> tuple[str, ...]:
     assert isinstance(job.tool, Tool)
+    settings = job.settings.ncu
     return (
         job.tool.path,
         "--nvtx",
-        "--set", options.get("set", "basic"),
-        *(word for section in options.get("sections", ()) for word in ("--section", section)),
+        "--set", settings.set,
+        *(word for section in settings.sections for word in ("--section", section)),
         "--clock-control", "none",
-        *(["--import-source", "yes"] if options.get("source") else []),
-        *_kernels(options),
+        *(["--import-source", "yes"] if settings.source else []),
+        *_kernels(job),
         *start,
         "-f", "-o", str(report(job)),
         *workload_argv(job),
     )  # fmt: skip
 
 
-def _kernels(options: Mapping[str, Any]) -> list[str]:
+def _kernels(job: Job) -> list[str]:
     """Return the filter on names. Kernels that wait for another process would hang: ncu runs one kernel at a time.
 
     Guided, the filter is ``--kernel-id`` with the chosen invocations, one list for all kernels. ncu 2025.3.1 counts
@@ -90,17 +88,17 @@ def _kernels(options: Mapping[str, Any]) -> list[str]:
     that the list takes in addition are left out of the tables (``ingest/ncu.py``). ``--filter-mode
     per-launch-config`` does not count by name: of all kernels of one shape it would take the first.
     """
-    unwanted, wanted = options.get("exclude", ""), options.get("kernels", "all")
-    if wanted == "guided":
-        wanted = options["pattern"]  # set by the runner from another profiler's capture
+    guided, unwanted, wanted = job.guided, job.settings.ncu.exclude, job.settings.ncu.kernels
+    assert guided or wanted != "guided", "the runner chooses the kernels by another profiler's capture"
+    wanted = guided.pattern if guided else wanted
     parts = [f"(?!.*(?:{unwanted}))" if unwanted else "", "" if wanted == "all" else f".*(?:{wanted})"]
     if not any(parts):
         return []
     pattern = f"^{''.join(parts)}"
-    if options.get("kernels") == "guided":
+    if guided:
         # Colons divide the parts of --kernel-id.
         pattern = pattern.replace("(?:", "(").replace(":", ".")
-        numbers = [str(number) for number in options["invocations"]]
+        numbers = [str(number) for number in guided.invocations]
         invocations = numbers[0] if len(numbers) == 1 else f"^({'|'.join(numbers)})$"
         return ["--kernel-name-base", "demangled", "--kernel-id", f"::regex:{pattern}:{invocations}"]
     return ["--kernel-name-base", "demangled", "--kernel-name", f"regex:{pattern}"]

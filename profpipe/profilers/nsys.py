@@ -9,12 +9,11 @@ import re
 import shlex
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from profpipe.errors import UnreadableFile
-from profpipe.job import WHOLE, Ask, Command, Job, Missing, Tool, Traits, capture_end_s, on_nodes, workload_argv
+from profpipe.job import WHOLE, Command, Job, Missing, RunTool, Tool, Traits, capture_end_s, on_nodes, workload_argv
 
 NAME = "nsys"
 TRAITS = Traits(span_s=30.0, guides_ncu=True)
@@ -34,7 +33,7 @@ FALSE_START = re.compile(
 _KEEPS_RUNNING = "--kill=none"
 
 
-def find(ask: Ask) -> Tool | Missing:
+def find(ask: RunTool) -> Tool | Missing:
     path = shutil.which("nsys")
     if path is None:
         return Missing(NAME, "nsys is not on PATH", "Install Nsight Systems (developer.nvidia.com/nsight-systems).")
@@ -56,21 +55,19 @@ def sqlite(job: Job) -> Path:
 def commands(job: Job) -> list[Command]:
     """Return the commands that profile and export. On several nodes each task of srun exports its own report."""
     capture = _capture(job)
-    makes: dict[str, Any] = {"makes": (report(job),)}
-    if job.nodes > 1:
-        makes = {"makes_like": _exports(job), "makes_count": job.nodes * job.tasks_per_node}
-    profile = Command(
-        _profile(job, capture),
-        **makes,
-        false_start=FALSE_START,
-        ends_after_s=capture_end_s(job),
-        is_ended_by_tool=True,
-        may_outlive_tool=_KEEPS_RUNNING in capture,
-    )
-    if capture and job.is_hooked:
-        # Where no step begins, nsys writes no file at all.
-        profile = replace(profile, otherwise=replace(profile, argv=_profile(job, []), env=WHOLE))
-    if job.nodes > 1:
+    common: dict[str, Any] = {"makes": (report(job),)}
+    if job.launch.nodes > 1:
+        common = {"makes_like": _exports(job), "makes_count": job.launch.nodes * job.launch.tasks_per_node}
+    common |= {
+        "retry_pattern": FALSE_START,
+        "ends_after_s": capture_end_s(job),
+        "is_ended_by_tool": True,
+        "may_outlive_tool": _KEEPS_RUNNING in capture,
+    }
+    # Where no step begins, nsys writes no file at all.
+    fallback = Command(_profile(job, []), **common, env=WHOLE) if capture and job.is_hooked else None
+    profile = Command(_profile(job, capture), **common, fallback=fallback)
+    if job.launch.nodes > 1:
         return [profile]
     assert isinstance(job.tool, Tool)
     export = _export_argv(job.tool.path, report(job), sqlite(job))
@@ -93,14 +90,14 @@ def _profile(job: Job, capture: Sequence[str]) -> tuple[str, ...]:
     """
     assert isinstance(job.tool, Tool)
     target = report(job)
-    if job.nodes > 1:
+    if job.launch.nodes > 1:
         target = job.folder / f"{job.stem}.%q{{SLURMD_NODENAME}}.task%q{{SLURM_PROCID}}"
     argv = (
         job.tool.path, "profile",
-        "-t", "cuda,nvtx" if job.on_gpu else "nvtx",
+        "-t", "cuda,nvtx" if job.launch.on_gpu else "nvtx",
         "-s", "none", "--cpuctxsw=none",
         *capture,
-        *(["--export=sqlite"] if job.nodes > 1 else []),
+        *(["--export=sqlite"] if job.launch.nodes > 1 else []),
         "--cuda-graph-trace=node",
         "-f", "true", "-o", str(target),
         *workload_argv(job),
@@ -116,18 +113,18 @@ def _capture(job: Job) -> list[str]:
     several ranks of a harness starts and ends the capture. These are recorded from beginning to end; work before and
     after the measured iterations is then outside the range of every case.
     """
-    times = job.options.get("capture")
-    if times and not times.get("whole"):
-        span = [f"--delay={times['after_s']:g}", f"--duration={times['for_s']:g}"]
-        return [*span, _KEEPS_RUNNING] if times.get("goes_on") else span
-    if not (job.script or job.is_hooked) or not job.on_gpu or job.processes > 1:
+    span = job.settings.capture
+    if span and not span.is_whole:
+        options = [f"--delay={span.after_s:g}", f"--duration={span.for_s:g}"]
+        return [*options, _KEEPS_RUNNING] if span.goes_on else options
+    if not (job.script or job.is_hooked) or not job.launch.on_gpu or job.processes > 1:
         return []
     return ["--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
 
 
 def artifacts(job: Job) -> list[Path]:
     """Return the export, of several nodes one of each task, and the records of the harness or the start-up hook."""
-    exports = sorted(job.folder.glob(_exports(job))) if job.nodes > 1 else [sqlite(job)]
+    exports = sorted(job.folder.glob(_exports(job))) if job.launch.nodes > 1 else [sqlite(job)]
     return [*exports, *job.records]
 
 
@@ -202,7 +199,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
-def export(report: Path, target: Path, nsys: Tool | Missing, ask: Ask) -> None:
+def export(report: Path, target: Path, nsys: Tool | Missing, ask: RunTool) -> None:
     """Export ``report`` to the SQLite file ``target``.
 
     Raises UnreadableFile, with the command to run elsewhere, if the recording never became a report, or if nsys is

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from profpipe.job import Ask, Command, Job, Missing, Tool, Traits, capture_end_s, on_nodes, workload_argv
+from profpipe.job import Command, Job, Missing, RunTool, Tool, Traits, capture_end_s, on_nodes, workload_argv
 
 NAME = "plain"
 TRAITS = Traits(keeps_ended_cases=True, process_s=6.0, case_s=0.8, program=1.0)
 
 
-def find(ask: Ask) -> Tool | Missing:
+def find(ask: RunTool) -> Tool | Missing:
     """Return the tool, which is always present."""
     return Tool(NAME, version="")
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from profpipe.job import REGIONS_ONLY, WHOLE, Ask, Command, Job, Missing, Tool, Traits, capture_end_s, workload_argv
+from profpipe.job import REGIONS_ONLY, WHOLE, Command, Job, Missing, RunTool, Tool, Traits, capture_end_s, workload_argv
 
 NAME = "rocprof"
 
@@ -36,7 +35,7 @@ _START_S = 5.0
 _GENERATIONS = ("rocprofv3", "rocprof", "rocprofv2")
 
 
-def find(ask: Ask) -> Tool | Missing:
+def find(ask: RunTool) -> Tool | Missing:
     for variant in _GENERATIONS:
         path = shutil.which(variant) or shutil.which(variant, path=str(_ROCM))
         if path is not None:
@@ -47,7 +46,7 @@ def find(ask: Ask) -> Tool | Missing:
     return Missing(NAME, "no rocprof on PATH or in /opt/rocm/bin", "It belongs to ROCm, for AMD GPUs.")
 
 
-def _version(ask: Ask, path: str, variant: str) -> str:
+def _version(ask: RunTool, path: str, variant: str) -> str:
     """Return the tool's version. Only rocprofv3 from ROCm 7 on has --version; ROCm's version is in a file."""
     match = re.search(r"(\d+\.\d+(?:\.\d+)?)", ask([path, "--version"]) or "") if variant == "rocprofv3" else None
     if match:
@@ -65,16 +64,14 @@ def commands(job: Job) -> list[Command]:
     assert isinstance(job.tool, Tool)
     env = {} if job.tool.variant == "rocprofv3" else {"PROFPIPE_ROCTX": "libroctx64"}
     makes, ends_after_s = _MAKES[job.tool.variant].format(job.stem), capture_end_s(job)
-    if ends_after_s is not None:
-        span = job.options["capture"]
-        period = [PERIOD, f"{span['after_s']:g}:{span['for_s']:g}:1", f"{PERIOD}-unit", "sec"]
+    if (span := job.settings.capture) and ends_after_s is not None:
+        period = [PERIOD, f"{span.after_s:g}:{span.for_s:g}:1", f"{PERIOD}-unit", "sec"]
         return [Command(_argv(job, period), makes_like=makes, env=env, ends_after_s=ends_after_s + _START_S)]
-    whole = Command(_argv(job), makes_like=makes, env=env)
     if not job.is_hooked or REGIONS not in job.tool.options:
-        return [whole]
+        return [Command(_argv(job), makes_like=makes, env=env)]
     # Where no step begins, nothing is recorded.
-    chosen = Command(_argv(job, [REGIONS]), makes_like=makes, env={**env, **REGIONS_ONLY})
-    return [replace(chosen, otherwise=replace(whole, env={**env, **WHOLE}))]
+    whole = Command(_argv(job), makes_like=makes, env={**env, **WHOLE})
+    return [Command(_argv(job, [REGIONS]), makes_like=makes, env={**env, **REGIONS_ONLY}, fallback=whole)]
 
 
 def _argv(job: Job, chosen: Sequence[str] = ()) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from profpipe.job import Ask, Command, Job, Missing, Tool, Traits, capture_end_s, on_nodes, workload_argv
+from profpipe.job import Command, Job, Missing, RunTool, Tool, Traits, capture_end_s, on_nodes, workload_argv
 
 NAME = "torch"
 
@@ -26,7 +26,7 @@ TRAITS = Traits(
 )
 
 
-def find(ask: Ask) -> Tool | Missing:
+def find(ask: RunTool) -> Tool | Missing:
     """Find torch by its metadata: importing it takes seconds."""
     from importlib import metadata  # which takes 10 ms to import
 
@@ -38,7 +38,7 @@ def find(ask: Ask) -> Tool | Missing:
 
 def commands(job: Job) -> list[Command]:
     if job.script is None:
-        count = 1 if job.options.get("collect") else job.nodes * job.tasks_per_node
+        count = 1 if job.settings.collect else job.launch.nodes * job.launch.tasks_per_node
         return [
             Command(
                 on_nodes(job, workload_argv(job)),
@@ -52,7 +52,7 @@ def commands(job: Job) -> list[Command]:
 
 def _traces_of_command(job: Job) -> str:
     """Return the glob of the traces of the start-up hook, or of those that the program writes itself."""
-    return f"{job.stem}.collected.*" if job.options.get("collect") else f"{job.stem}.*.pt.trace.json.gz"
+    return f"{job.stem}.collected.*" if job.settings.collect else f"{job.stem}.*.pt.trace.json.gz"
 
 
 def artifacts(job: Job) -> list[Path]:

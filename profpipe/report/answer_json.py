@@ -1,27 +1,27 @@
 """The short JSON document, ``profpipe.answer``: what the first screen of a page says, for programs.
 
 Each finding has an id that stays the same from run to run, a number in its stored unit, and the sentence of the page.
-The sentences come from the document of the page, and the numbers from the findings that it was built from.
+The sentences come from the document of the page. What results.json has too is selected from it by its path; the other
+numbers come from the findings.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from profpipe.analysis.compare_recordings import RecordingComparison
-from profpipe.analysis.compare_runs import Comparison
+from profpipe.analysis.compare_runs import RunComparison
 from profpipe.analysis.findings import CaseResult, Findings, WinVerdict, WorkloadFindings
 from profpipe.analysis.pairs import PairFindings
 from profpipe.analysis.steps import StepParts
 from profpipe.report import comparison, document as doc, pages
+from profpipe.report.bounded_json import fit, number
 from profpipe.report.labels import short_names
 from profpipe.report.sections import headline, recording, steps, warnings
 from profpipe.report.text import write_text
 from profpipe.report.units import PERCENT, Unit
-from profpipe.results.answer import fit
 from profpipe.results.manifest import Manifest
 from profpipe.stdio import visible_line
 
@@ -52,55 +52,65 @@ def stored_unit(unit: Unit | None) -> str:
     return f"{_STORED[base]}{slash}{per}" if slash and size != 1.0 and base in _STORED else name
 
 
-def number(value: float | None) -> float | int | None:
-    """Return a whole number as it is, another one with seven digits; None for what JSON cannot hold."""
-    if value is None or not math.isfinite(value):
-        return None
-    short = value if float(value).is_integer() else float(f"{value:.7g}")
-    return int(short) if float(short).is_integer() and abs(short) < 2**53 else short
-
-
 def _share(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def of_report(
-    document: doc.Document, findings: Findings | PairFindings, run: Manifest, full: dict[str, Any] | None = None
+#: What an answer takes from the record of a case, each by its path in the documents of results.json and of verdicts.
+#: The name ``value`` stands for a number with a unit.
+_TIME: Final = {
+    "value": "time.median",
+    "of": "time.of",
+    "profiler": "time.profiler",
+    "case": "case",
+    "ci_low": "time.ci_low",
+    "ci_high": "time.ci_high",
+    "samples": "time.samples",
+    "speedup": "speedup",
+}
+_CASE: Final = {"value": "time.median", "speedup": "speedup", "flags": "flags"}
+_JUDGED: Final = {
+    **{key: key for key in ("verdict", "a_ns", "b_ns", "ratio", "ci_low", "ci_high", "pairs", "is_beyond_noise")},
+    "gate": "gate",
+    "failure": "failure.reason",
+}
+
+
+def select_report(
+    document: doc.Document, findings: Findings | PairFindings, run: Manifest, full: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the document of a run or of ingested files. ``full`` are the verdicts of an `ab` run."""
+    """Return the document of a run or of ingested files. ``full`` is that of results.json, of `ab` its verdicts."""
     where = _places(document)
     if isinstance(findings, PairFindings):
-        assert full is not None
-        said = [
-            sentence for section in document.sections if section.id == "headline" for sentence in _sentences(section)
-        ]
+        headlines = (section for section in document.sections if section.id == "headline")
+        said = itertools.chain.from_iterable(map(_sentences, headlines))
         headline_findings = [_finding("verdict" if not i else f"remark.{i}", text, where.get(("headline", "")))
                  for i, text in enumerate(said)]  # fmt: skip
-        return _document("ab", run, document, headline_findings, full["warnings"], list(judged(full["cases"])),
-                         {"gate": full["gate"], "counts": full["counts"], "exit_code": full["exit_code"]})  # fmt: skip
+        more = {key: full[key] for key in ("gate", "counts", "exit_code")}
+        return _document("ab", run, document, headline_findings, full["warnings"], _sort_judged(full["cases"]), more)
     by_rank: list[tuple[int, dict[str, Any]]] = []
     for workload in findings.workloads:
-        by_rank += _rank_findings(workload, document, where)
+        by_rank += _rank_findings(workload, full, document, where)
     ranked = [finding for _, finding in sorted(by_rank, key=lambda pair: pair[0])]
     several = len(findings.workloads) > 1
-    listed = [case for workload in findings.workloads for case in cases(workload, several)]
-    lines = [{"kind": kind, "text": write_text(line)} for kind, line in warnings.by_kind(findings, run)]
+    listed = [case for workload in findings.workloads for case in cases(workload, full, several)]
+    lines = [{"kind": kind, "text": write_text(line)} for kind, line in warnings.list_warnings(findings, run)]
     files = {} if run.is_run else {"files": _files(run)}
     return _document("run" if run.is_run else "ingest", run, document, ranked, lines, listed, files)
 
 
-def of_comparison(
-    compared: Comparison | RecordingComparison, full: dict[str, Any], exit_code: int = 0
+def select_comparison(
+    compared: RunComparison | RecordingComparison, full: dict[str, Any], exit_code: int = 0
 ) -> dict[str, Any]:
     """Return the document of a comparison. ``full`` is its whole document."""
     lines, sides = full["warnings"], {side: full[side]["runs"][0] for side in ("a", "b")}
-    if isinstance(compared, Comparison):
+    if isinstance(compared, RunComparison):
         gate = full["gate"]
-        why = comparison.gate_text(compared, gate["percent"]) if gate else ""
+        why = comparison.gate_text(compared, compared.judge_gate(gate["percent"])) if gate else ""
         shown = [_finding("difference", comparison.run_headline(compared), None)]
         shown += [_finding("gate", why or f"B passes the gate of {gate['percent']:g} %.", None)] if gate else []
         more = {**sides, "gate": gate, "exit_code": exit_code}
-        return _document(full["kind"], None, None, shown, lines, list(judged(full["cases"])), more)
+        return _document(full["kind"], None, None, shown, lines, _sort_judged(full["cases"]), more)
     findings: list[dict[str, Any]] = []
     for change, case in zip(compared.changes, full["cases"], strict=True):
         name = change.a.case or change.a.workload
@@ -185,7 +195,7 @@ def _sentences(section: doc.Section | None) -> Iterator[str]:
 
 
 def _rank_findings(
-    workload: WorkloadFindings, document: doc.Document, where: dict[tuple[str, str], str]
+    workload: WorkloadFindings, full: dict[str, Any], document: doc.Document, where: dict[tuple[str, str], str]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the findings with their rank: the answer, where its time goes, remarks, kernels."""
 
@@ -200,7 +210,7 @@ def _rank_findings(
         yield 0, _finding(f"{name}.fastest_kernel", "", at("launches"), time.ns, "ns", of="launch", case=case.id,
                           kernel=visible_line(kernel), grid=grid, block=block, samples=time.n)  # fmt: skip
     # Of several workloads, the answers stand together.
-    yield 0, _answer(workload, best, answer, at("headline" if answer in said else "answers"))
+    yield 0, _answer(workload, best, full, answer, at("headline" if answer in said else "answers"))
     of_step = [text for text in map(write_text, steps.remarks(workload, best)) if text in said] if best else []
     case_steps = workload.steps.of(best.id) if best else None
     if case_steps and case_steps.parts_without_profiler:
@@ -227,16 +237,14 @@ def _rank_findings(
             yield 4, _finding(f"{name}.{id}", text, at(id))
 
 
-def _answer(workload: WorkloadFindings, best: CaseResult | None, sentence: str, at: str | None) -> dict[str, Any]:
+def _answer(
+    workload: WorkloadFindings, best: CaseResult | None, full: dict[str, Any], sentence: str, at: str | None
+) -> dict[str, Any]:
     """Return the answer: the time of the best case of the largest shape, where one is named."""
-    if best is None or best.time is None or workload.basis is None:
+    if best is None or best.time is None or workload.time_source is None:
         return _finding(f"{workload.name}.answer", sentence, at)
-    low, high = best.time.interval or (None, None)
-    return _finding(
-        f"{workload.name}.time", sentence, at, best.time.ns, "ns", of=workload.basis.quantity,
-        profiler=workload.basis.profiler, case=best.id, ci_low=number(low), ci_high=number(high),
-        samples=best.time.n, speedup=number(best.speedup), table="metrics",
-    )  # fmt: skip
+    figures = _select(_find_records(workload, full)[best.id], _TIME)
+    return _finding(f"{workload.name}.time", sentence, at, unit="ns", **figures, table="metrics")
 
 
 def _parts(prefix: str, parts: StepParts) -> Iterator[dict[str, Any]]:
@@ -257,38 +265,55 @@ def _kernels(workload: WorkloadFindings, case: CaseResult, at: str | None) -> It
     of, total = workload.iteration.value, case.breakdown.total
     yield _finding(f"{workload.name}.kernels", "", at, total.ns, "ns", of=of, calls=number(total.calls),
                    profiler=case.breakdown.profiler, table="kernels")  # fmt: skip
-    short = short_names(row.kernel for row in workload.top)
-    for i, row in enumerate([row for row in workload.top if row.case == case.id][:_KERNELS], start=1):
+    short = short_names(row.kernel for row in workload.kernels.top)
+    for i, row in enumerate([row for row in workload.kernels.top if row.case == case.id][:_KERNELS], start=1):
         yield _finding(f"{workload.name}.kernel.{i}", "", None, row.ns, "ns", kernel=visible_line(short[row.kernel]),
                        share=_share(row.share), calls=number(row.calls), kernel_class=row.kernel_class)  # fmt: skip
 
 
-def cases(workload: WorkloadFindings, several: bool) -> Iterator[dict[str, Any]]:
-    """Yield the cases of the largest shape before those of the others, the fastest first."""
+def _find_records(workload: WorkloadFindings, full: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the records of the cases of a workload in results.json by the case."""
+    return {record["case"]: record for record in full["cases"] if record["workload"] == workload.name}
+
+
+def _select(record: Mapping[str, Any], paths: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values of a record at the paths that it has, by the names of the paths."""
+    chosen: dict[str, Any] = {}
+    for name, path in paths.items():
+        value: Any = record
+        for key in path.split("."):
+            value = value.get(key) if value else None
+        if value is not None:
+            chosen[name] = number(value) if isinstance(value, float) else value
+    return chosen
+
+
+def cases(workload: WorkloadFindings, full: dict[str, Any], several: bool) -> Iterator[dict[str, Any]]:
+    """Yield the cases of the largest shape before those of the others, the fastest first.
+
+    ``full`` is the document of results.json. With ``several`` workloads each case names its one.
+    """
+    records = _find_records(workload, full)
     shapes = sorted(workload.shapes, key=lambda shape: shape is not workload.largest)
     for shape in shapes:
         for case in shape.cases if len(workload.cases) > 1 else ():
             is_fastest = shape.win is not None and shape.win.verdict is WinVerdict.CLEAR and shape.win.best is case
             fields = {
                 "workload": visible_line(workload.name) if several else "",
-                "value": number(case.ns),
+                "value": None,
                 "unit": "ns" if case.time else "",
-                "speedup": number(case.speedup),
+                "speedup": None,
                 "fastest": is_fastest,
-                "flags": list(case.marks),
-                "status": "" if case.time else case.outcome,
+                **_select(records[case.id], _CASE),
+                "status": "" if case.time else case.status,
             }
             yield {"id": visible_line(case.id), **{name: field for name, field in fields.items() if field}}
 
 
-def judged(cases: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the cases of a comparison: those that failed, those that changed most, and the others."""
-    keys = ("verdict", "a_ns", "b_ns", "ratio", "ci_low", "ci_high", "pairs", "is_beyond_noise", "gate")
-    for case in sorted(cases, key=lambda case: (case["failure"] is None, -abs((case["ratio"] or 1.0) - 1.0))):
-        figures = {key: number(figure) if isinstance(figure := case.get(key), float) else figure for key in keys}
-        failure = case["failure"] and case["failure"].get("reason", "failed")
-        kept = {name: field for name, field in {**figures, "failure": failure}.items() if field is not None}
-        yield {"id": visible_line(f"{case['workload']}/{case['case']}"), **kept}
+def _sort_judged(cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the cases of a comparison: those that failed, those that changed most, and the others."""
+    ordered = sorted(cases, key=lambda case: (case["failure"] is None, -abs((case["ratio"] or 1.0) - 1.0)))
+    return [{"id": visible_line(f"{case['workload']}/{case['case']}"), **_select(case, _JUDGED)} for case in ordered]
 
 
 def _files(run: Manifest) -> list[dict[str, Any]]:
@@ -309,14 +334,14 @@ def rows(section: doc.Section) -> Iterator[dict[str, Any]]:
     """
     for text in _sentences(section):
         yield {"sentence": text}
-    for block in replace(section, sections=()).walk():
-        if isinstance(block, doc.Table):
+    for block in section.walk(with_subsections=False):
+        if isinstance(block, doc.TableBlock):
             yield from _rows(block)
     for inner in section.sections:
         yield from rows(inner)
 
 
-def _rows(table: doc.Table) -> Iterator[dict[str, Any]]:
+def _rows(table: doc.TableBlock) -> Iterator[dict[str, Any]]:
     title = write_text(table.title)
     # A title names the unit that has no name.
     units = [
@@ -331,7 +356,7 @@ def _rows(table: doc.Table) -> Iterator[dict[str, Any]]:
         yield {"table": title or table.id, "columns": columns, "row": cells}
 
 
-def _cell(cell: doc.Cell, unit: Unit | None, of_column: Unit | None) -> Any:
+def _cell(cell: doc.TableCell, unit: Unit | None, of_column: Unit | None) -> Any:
     """Return the number or the text of a cell, followed by its other unit, note and flags where it has any.
 
     A number is stored in the unit in the head of its column. Where only a title or a label names its unit, it is in the

@@ -1,4 +1,4 @@
-"""The pictures of charts as SVG: a drawing for each panel, on report.html or together in a file."""
+"""The pictures of charts as SVG: a drawing per panel, on report.html or together in a file."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def _roofs(chart: doc.Chart, x: Scale, y: Scale) -> Iterator[Markup]:
 
 
 def _line(series: doc.Series, colour: str, shape: str, chart: doc.Chart, x: Scale, y: Scale) -> Markup:
-    is_course = chart.is_course and len(series.marks) > 1
+    is_trend = chart.is_trend and len(series.marks) > 1
     ranges = [
         upright(x(mark.x), y(mark.low), y(mark.high), "range")
         for mark in series.marks
@@ -192,10 +192,10 @@ def _line(series: doc.Series, colour: str, shape: str, chart: doc.Chart, x: Scal
     ]
     line = [] if chart.kind is doc.ChartKind.ROOFLINE else [_path(series.marks, x, y)]
     marks = [
-        marker("dot" if is_course and not mark.flags else shape, x(mark.x), y(mark.y), mark, chart)
+        marker("dot" if is_trend and not mark.flags else shape, x(mark.x), y(mark.y), mark, chart)
         for mark in series.marks
     ]
-    parts = [*ranges, *marks, *line] if chart.is_course else [*ranges, *line, *marks]
+    parts = [*ranges, *marks, *line] if chart.is_trend else [*ranges, *line, *marks]
     return element("g", *parts, class_=series_class(series, colour), data_series=series.key,
                    data_name=cut(flat(series.name), 200))  # fmt: skip
 
@@ -270,7 +270,7 @@ _ENLARGED = 1.5
 
 
 def bars(chart: doc.Chart, panel: Panel) -> Drawing:
-    """Return a bar for each label of the x axis, below its name. All bars have one scale, that of the longest."""
+    """Return a bar per label of the x axis, below its name. All bars have one scale, that of the longest."""
     totals, sums = _totals(chart), bar_labels(chart)
     scale = Scale(0.0, max(totals, default=0.0) or 1.0, 0, _LENGTH)
     drawn = (_bar(chart, panel, row, scale, *bar) for row, bar in enumerate(zip(totals, sums, strict=True)))
@@ -329,7 +329,7 @@ _WIDE = 2.5
 
 
 def intervals(chart: doc.Chart, panel: Panel) -> Drawing:
-    """Return a row for each label of the x axis: the value, its interval, and both in words."""
+    """Return a row per label of the x axis: the value, its interval, and both in words."""
     names = [flat(name) for name in chart.x.labels]
     left, bottom = min(_NAMES, max(map(text_width, names), default=0) + 20), _TOP + _ROW * len(names)
     x = Scale(*_ends(chart, _marks(panel)), left, _WIDTH - 150, chart.y.is_log)
@@ -396,11 +396,11 @@ def _band(left: float, right: float, y: float, height: float) -> Markup:
     return empty("rect", x=left, y=y, width=max(right - left, 0), height=height, class_="band")
 
 
-# --- strips and courses ----------------------------------------------------------------------------------------------
+# --- strips and trends -----------------------------------------------------------------------------------------------
 
 _LEFT, _RIGHT = 66, _WIDTH - 16
 #: Heights of the plots.
-_STRIP, _COURSE = 210, 190
+_STRIP, _TREND = 210, 190
 #: Points of a strip beyond which each pixel shows its least and its largest value.
 _MOST_POINTS = 1500
 
@@ -440,7 +440,7 @@ def ends_of_pixels(marks: Sequence[doc.Mark], x: Scale) -> Iterator[doc.Mark]:
         yield from sorted(dict.fromkeys(ends), key=lambda m: m.x)
 
 
-def course(chart: doc.Chart, panel: Panel) -> Drawing:
+def draw_trend(chart: doc.Chart, panel: Panel) -> Drawing:
     """Return the times of a case over runs, with the band of the noise around their level.
 
     All marks have the same ``low`` and ``high``, the ends of the band.
@@ -448,7 +448,7 @@ def course(chart: doc.Chart, panel: Panel) -> Drawing:
     marks = _marks(panel)
     ends = [value for mark in marks for value in (mark.y, mark.low, mark.high) if value is not None]
     room = 0.12 * (max(ends) - min(ends)) or 0.02 * max(ends) or 1.0
-    y = Scale(max(min(ends) - room, 0.0), max(ends) + room, _TOP + _COURSE, _TOP)
+    y = Scale(max(min(ends) - room, 0.0), max(ends) + room, _TOP + _TREND, _TOP)
     x = Scale(marks[0].x, max(marks[-1].x, marks[0].x + 1), _LEFT + 14, _RIGHT - 32)
     parts = list(value_grid(chart.y, y, _LEFT, _RIGHT))
     # Six labels at most: the date, which stands before the name of the run.
@@ -463,13 +463,13 @@ def course(chart: doc.Chart, panel: Panel) -> Drawing:
     line_parts = [_path(marks, x, y), *(marker("circle", x(mark.x), y(mark.y), mark, chart) for mark in marks)]
     colour, _ = line_classes(chart)[panel[0].key]
     return Drawing(
-        join([*parts, element("g", *line_parts, class_=f"series {colour}")]), _WIDTH, _TOP + _COURSE + _BOTTOM
+        join([*parts, element("g", *line_parts, class_=f"series {colour}")]), _WIDTH, _TOP + _TREND + _BOTTOM
     )
 
 
 _DRAWINGS: Mapping[doc.ChartKind, Callable[[doc.Chart, Panel], Drawing]] = {
     doc.ChartKind.STACKED_BARS: bars,
-    doc.ChartKind.COURSE: course,
+    doc.ChartKind.TREND: draw_trend,
     doc.ChartKind.STRIP: strip,
     doc.ChartKind.INTERVALS: intervals,
     doc.ChartKind.FOREST: intervals,
@@ -511,7 +511,7 @@ _LIGHT_DARK, _FIRST, _SECOND = re.compile(r"light-dark\(([^,]+), ([^)]+)\)"), r"
 
 def write_files(document: doc.Document, folder: Path) -> None:
     """Write the charts of SUMMARY.md and details.md into ``folder``/plots."""
-    for section in document.without(doc.Placement.HTML).sections:
+    for section in document.without(doc.OnPage.HTML).sections:
         for block in section.walk():
             if isinstance(block, doc.Chart):
                 path = folder / plot_path(block)

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Final
 from xml.etree import ElementTree
 
-from profpipe.analysis.pairs import CaseVerdict, PairFindings
-from profpipe.analysis.verdict import Gate
+from profpipe.analysis.changes import Change, Gate, GateResult
+from profpipe.analysis.pairs import PairFindings
 from profpipe.job import readable
 from profpipe.report import document as doc
 from profpipe.report.labels import plural
@@ -47,7 +47,7 @@ def junit(findings: PairFindings, name: str) -> str:
         suite = ElementTree.SubElement(root, "testsuite", name=workload)
         for case in findings.cases:
             if case.workload == workload:
-                _add_test(suite, case, _outcome(case, findings.undecided))
+                _add_test(suite, case, _choose_outcome(case, findings.gate))
         suite.set("tests", str(len(suite)))
         for outcome, attribute in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
             suite.set(attribute, str(len(suite.findall(f"testcase/{outcome}"))))
@@ -55,7 +55,7 @@ def junit(findings: PairFindings, name: str) -> str:
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _add_test(suite: ElementTree.Element, case: CaseVerdict, outcome: str | None) -> None:
+def _add_test(suite: ElementTree.Element, case: Change, outcome: str | None) -> None:
     test = ElementTree.SubElement(suite, "testcase", classname=case.workload, name=readable(case.case))
     if not math.isnan(case.b_ns):
         test.set("time", f"{case.b_ns / 1e9:.9f}")
@@ -64,19 +64,22 @@ def _add_test(suite: ElementTree.Element, case: CaseVerdict, outcome: str | None
     ElementTree.SubElement(test, "system-out").text = write_verdict(case)
 
 
-def _outcome(case: CaseVerdict, undecided: Undecided) -> str | None:
-    if case.gate is Gate.FAILED or (case.gate is Gate.UNDECIDED and undecided is Undecided.FAIL):
+def _choose_outcome(case: Change, gate: GateResult | None) -> str | None:
+    judged = gate.judge(case) if gate else None
+    if judged is Gate.FAILED or (gate and judged is Gate.UNDECIDED and gate.undecided is Undecided.FAIL):
         return "failure"
     if case.failure and case.failure.status in FAILED:
         return "error"
-    if case.gate is Gate.UNDECIDED or case.judgement is None:
+    if judged is Gate.UNDECIDED or case.judgement is None:
         return "skipped"
     return None
 
 
 def workflow_commands(findings: PairFindings) -> Iterator[str]:
     """Yield the workflow commands that show an error for what fails the gate and a warning for what is undecided."""
-    for kind, cases in (("error", findings.failed), ("warning", findings.open)):
+    if (gate := findings.gate) is None:
+        return
+    for kind, cases in (("error", gate.failed), ("warning", gate.open)):
         messages = [write_verdict(case) for case in cases]
         if len(messages) > _MOST_ANNOTATIONS:
             kept = messages[: _MOST_ANNOTATIONS - 1]
@@ -84,13 +87,13 @@ def workflow_commands(findings: PairFindings) -> Iterator[str]:
         for message in messages:
             # In a message `%` begins an encoded character.
             encoded = message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-            yield f"::{kind} title=profpipe gate of {findings.percent:g} %25::{encoded}"
+            yield f"::{kind} title=profpipe gate of {gate.percent:g} %25::{encoded}"
 
 
 def outputs(findings: PairFindings, folder: str) -> str:
     """Return the outputs of the step as ``name=value`` lines: the gate, the number of each verdict, and the folder."""
     counts = {str(verdict): findings.count(verdict) for verdict in Verdict}
-    gate = findings.gate.value if findings.gate else "none"
+    gate = findings.gate.verdict.value if findings.gate else "none"
     fields = {"gate": gate, "cases": len(findings.cases), **counts, "folder": visible_line(folder)}
     return "".join(f"{name}={value}\n" for name, value in fields.items())
 
@@ -106,7 +109,7 @@ def job_summary(document: doc.Document, findings: PairFindings, folder: str) -> 
     """
     end = f"\n\nAll cases: `verdicts.parquet`, `details.md` and `report.html` in `{folder}`.\n"
     room = MOST_SUMMARY_BYTES - len(end.encode()) - 1
-    document = document.without(doc.Placement.HTML)
+    document = document.without(doc.OnPage.HTML)
     # GitHub does not have the other files of the run, so links to them would be broken.
     writer = Markdown(exists=lambda path: False, names_workloads=len(document.workloads) > 1)
     for most_folded in (1000, 200, 0):
@@ -126,11 +129,11 @@ def _folded(section: doc.Section, findings: PairFindings, most_folded: int) -> d
     """Return the section with the first rows of its tables. At most ``most_folded`` more rows follow below a fold."""
     blocks: list[doc.Block] = []
     for block in section.blocks:
-        if isinstance(block, doc.Table) and block.placement is not doc.Placement.DETAILS:
+        if isinstance(block, doc.TableBlock) and block.placement is not doc.OnPage.DETAILS:
             decided = findings.count(Verdict.SLOWER) + findings.count(Verdict.FASTER)
             changed = decided if block.id == "verdicts" and decided else _MOST_ROWS
             blocks += _divided(block, min(changed, _MOST_ROWS), most_folded)
-        elif not isinstance(block, doc.Details) and (most_folded or block.placement is not doc.Placement.DETAILS):
+        elif not isinstance(block, doc.Details) and (most_folded or block.placement is not doc.OnPage.DETAILS):
             blocks.append(block)
     sections = tuple(_folded(child, findings, most_folded) for child in section.sections)
     if section.id not in _BACKGROUND:
@@ -139,12 +142,12 @@ def _folded(section: doc.Section, findings: PairFindings, most_folded: int) -> d
     return replace(section, title="", summary="", blocks=fold, sections=())
 
 
-def _drop_empty_columns(table: doc.Table) -> doc.Table:
+def _drop_empty_columns(table: doc.TableBlock) -> doc.TableBlock:
     columns = zip(table.columns, zip(*table.rows, strict=True), strict=True)
     return table.without(*(column.id for column, cells in columns if all(cell.is_empty for cell in cells)))
 
 
-def _counted(table: doc.Table, rows: Sequence[Sequence[doc.Cell]]) -> str:
+def _counted(table: doc.TableBlock, rows: Sequence[Sequence[doc.TableCell]]) -> str:
     """Return ``190 more rows``; of a table of verdicts ``190 more cases: 20 inconclusive, 170 same``."""
     at = next((i for i, column in enumerate(table.columns) if column.id == "verdict"), None)
     if at is None:
@@ -153,7 +156,7 @@ def _counted(table: doc.Table, rows: Sequence[Sequence[doc.Cell]]) -> str:
     return f"{plural(len(rows), 'more case')}: {', '.join(f'{count} {name}' for name, count in counts.items())}"
 
 
-def _divided(table: doc.Table, rows: int, most_folded: int) -> Iterator[doc.Block]:
+def _divided(table: doc.TableBlock, rows: int, most_folded: int) -> Iterator[doc.Block]:
     """Yield the first rows of a table, a fold with further ones, and how many are left out."""
     if len(table.rows) <= rows + _FEW_MORE:
         yield table

@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, Final
 
-from profpipe.analysis.compare_recordings import Extent, RecordingChange, RecordingComparison, Side, name_of
-from profpipe.analysis.compare_runs import Change, Comparison, GateCause
+from profpipe.analysis.changes import Change, GateCause, GateResult
+from profpipe.analysis.compare_recordings import Extent, RecordedCase, RecordingChange, RecordingComparison
+from profpipe.analysis.compare_runs import RunComparison
+from profpipe.analysis.grouping import grouped
 from profpipe.analysis.history import FEWEST_RUNS
 from profpipe.analysis.kernel_differences import KernelDifference
 from profpipe.analysis.kernels import COPIES
-from profpipe.analysis.pairs import CaseVerdict, PairFindings
+from profpipe.analysis.pairs import PairFindings
 from profpipe.analysis.steps import ONE_DEVICE, Place, StepPart, StepParts, place_name
-from profpipe.analysis.verdict import Gate
-from profpipe.job import count_cases
+from profpipe.job import count_cases, readable
 from profpipe.report import document as doc, results_json
-from profpipe.report.first_screen import of_section
+from profpipe.report.first_screen import show_section
 from profpipe.report.labels import duration, fill, literal, plural
 from profpipe.report.screen import Screen, lay_out
 from profpipe.report.sections.kernel_differences import kernel_rows
 from profpipe.report.sections.steps import bar_series, legend_order, pieces
 from profpipe.report.text import write_text
 from profpipe.report.units import Unit, count, signed_percent, step_unit, time_unit
-from profpipe.results.manifest import Manifest, PairsEntry
-from profpipe.results.schema import KernelChange, StepState, Tables, Verdict
+from profpipe.results.manifest import Manifest, PairsEntry, Undecided
+from profpipe.results.schema import KernelChange, StepState, Tables
 
 #: What a difference of two runs is worth, by whether it is beyond the noise.
 _NOTES: Final = {True: "beyond the noise", False: "within the noise", None: "no verdict"}
 
 
-def text(comparison: Comparison | RecordingComparison) -> str:
+def text(comparison: RunComparison | RecordingComparison) -> str:
     """Return the page as text within the width of the terminal, whatever its length: no other page may have it."""
     made = sections(comparison) if isinstance(comparison, RecordingComparison) else run_sections(comparison)
     parts = [part for section in made for part in _titled(section) if part[-1]]
@@ -39,11 +41,11 @@ def text(comparison: Comparison | RecordingComparison) -> str:
 
 
 def _titled(section: doc.Section) -> Screen:
-    return [["text", write_text(section.title)], *of_section(replace(section, title=""), has_bars=True)]
+    return [["text", write_text(section.title)], *show_section(replace(section, title=""), has_bars=True)]
 
 
 def page(
-    comparison: Comparison | RecordingComparison, names: Sequence[str], recorded: RecordingComparison
+    comparison: RunComparison | RecordingComparison, names: Sequence[str], recorded: RecordingComparison
 ) -> doc.Document:
     """Return the page of two runs or recordings, which are called ``names``. ``recorded`` are the kernels of runs."""
     made = (
@@ -55,11 +57,11 @@ def page(
     return doc.Document(f"B compared with A · A: {a} · B: {b}", tuple(made))
 
 
-def run_sections(comparison: Comparison, recorded: Sequence[RecordingChange] = ()) -> Iterator[doc.Section]:
+def run_sections(comparison: RunComparison, recorded: Sequence[RecordingChange] = ()) -> Iterator[doc.Section]:
     """Yield the answer, a row for each case, and the recordings of both runs, whose bars follow the answer."""
     shown = _sort_by_size(recorded)
     facts: list[doc.Text] = [*missing(comparison), *differences(comparison)]
-    if any(change.is_beyond_noise is None for change in comparison.changes):
+    if any(change.is_beyond_noise is None for change in comparison.timed):
         why = "No verdict: one of the two runs came first, and how far runs of the same code differ here is not known."
         how = f" {FEWEST_RUNS} runs of the same code in this results folder show it. {{}} needs none."
         facts.append(fill(why + how, doc.Code("profpipe ab")))
@@ -68,14 +70,14 @@ def run_sections(comparison: Comparison, recorded: Sequence[RecordingChange] = (
         [bars(change) for change in shown[:1] if change.has_times],
     )
     yield doc.make_section("headline", "", [strong, *pictures, doc.Bullets(tuple(facts))])
-    yield doc.make_section("times", "", [_run_table(comparison.changes)])
+    yield doc.make_section("times", "", [_run_table(comparison.timed)])
     for number, change in enumerate(shown[:_MOST_SECTIONS]):
         yield doc.Section("recording_change", _title(change), tuple(_blocks(change, has_bars=number > 0)))
 
 
-def run_headline(comparison: Comparison) -> str:
+def run_headline(comparison: RunComparison) -> str:
     """Return ``B compared with A, 3 cases: 2 slower, ...; B - A from -1.0 % to +9.9 %.``; of one case its times."""
-    changes = comparison.changes
+    changes = comparison.timed
     if not changes:
         return f"No case {'is the same' if comparison.changed_params else 'has a time'} in both runs."
     if len(changes) == 1:
@@ -94,31 +96,33 @@ def run_headline(comparison: Comparison) -> str:
     return f"B compared with A, {count_cases(len(changes))}: {', '.join(counts)}; B - A from {ends[0]} to {ends[1]}."
 
 
-def missing(comparison: Comparison) -> Iterator[str]:
+def missing(comparison: RunComparison) -> Iterator[str]:
     """Yield the cases that have a time in A alone."""
-    yield from (f"{name}: has a time in A and failed in B" for name in comparison.lost)
-    yield from (f"{name}: has no times above 0 of the same kind in A and B" for name in comparison.absent)
+    yield from (f"{change.name}: has a time in A and failed in B" for change in comparison.lost)
+    signal = "a signal ended its process, in A or B, so its wall time says nothing"
+    none = "has no times above 0 of the same kind in A and B"
+    yield from (f"{change.name}: {signal if change.was_ended else none}" for change in comparison.absent)
 
 
-def differences(comparison: Comparison) -> Iterator[str]:
+def differences(comparison: RunComparison) -> Iterator[str]:
     """Yield what differs between the runs beside the code."""
-    if comparison.changed_params:
-        yield f"Not compared, because parameters differ ({count_cases(len(comparison.changed_params))}; in A and in B):"
-    for case, differing in comparison.changed_params.items():
-        texts = {name: ["none" if v is None else v for v in values] for name, values in differing.items()}
-        yield f"{case}: {', '.join(f'{name} {a} and {b}' for name, (a, b) in texts.items())}"
+    if changed := comparison.changed_params:
+        yield f"Not compared, because parameters differ ({count_cases(len(changed))}; in A and in B):"
+        for change in changed:
+            texts = {name: ["none" if v is None else v for v in both] for name, both in change.differing_params.items()}
+            yield f"{change.name}: {', '.join(f'{name} {a} and {b}' for name, (a, b) in texts.items())}"
     if comparison.gpus:
         yield f"The GPUs differ: A ran on {comparison.gpus[0]}, B on {comparison.gpus[1]}."
     if comparison.is_b_unfinished:
         yield "B has not ended: `profpipe resume` continues it."
 
 
-def _run_table(changes: Sequence[Change]) -> doc.Table:
+def _run_table(changes: Sequence[Change]) -> doc.TableBlock:
     unit = time_unit([time for change in changes for time in (change.a_ns, change.b_ns)])
     columns: doc.Columns[Change] = [
         (doc.label("case"), lambda change: doc.Code(change.name)),
-        (doc.Column("a", "A", unit), lambda change: change.a_ns),
-        (doc.Column("b", "B", unit), lambda change: change.b_ns),
+        (doc.number("a", "A", unit), lambda change: change.a_ns),
+        (doc.number("b", "B", unit), lambda change: change.b_ns),
         (doc.signed_percent("percent", "B - A"), lambda change: change.percent / 100),
         (doc.words("verdict"), lambda change: _NOTES[change.is_beyond_noise]),
         (doc.words("accuracy", "inaccurate in"), lambda change: " and ".join(change.inaccurate_in)),
@@ -126,9 +130,8 @@ def _run_table(changes: Sequence[Change]) -> doc.Table:
     return doc.table_of("cases", changes, columns)
 
 
-#: Why B does not pass a gate. A pair of words in it is chosen by the number of cases: of one case, and of several.
+#: Why cases do not pass a gate, those first that fail it. A pair of words is chosen by the number of cases.
 _CAUSES: Final[Mapping[GateCause, str]] = {
-    GateCause.UNFINISHED: "B has not ended, so its missing cases cannot be judged. `profpipe resume` continues it",
     GateCause.SLOWER: "{cases} {is/are} more than {percent:g} % slower: {names}",
     GateCause.NEWLY_INACCURATE: "{cases} {was/were} within the tolerance in A, and not in B: {names}",
     GateCause.LOST: "{cases} had a time in A and did not end well in B: {names}",
@@ -136,20 +139,28 @@ _CAUSES: Final[Mapping[GateCause, str]] = {
     GateCause.UNDECIDED: "the gate is undecided: {cases} {is/are} more than {percent:g} % slower, and how far runs of"
     " the same code differ here is not known: {names}. `profpipe ab` decides",
     GateCause.ABSENT: "the gate is undecided: {cases} {has/have} no times above 0 of the same kind in A and B: {names}",
-    GateCause.NOTHING_TO_JUDGE: "there is nothing to judge. Name runs of the same cases, all under plain",
+    GateCause.ENDED: "the gate is undecided: a signal ended the process of {cases}, in A or B: {names}",
 }
 
 
-def gate_text(comparison: Comparison, percent: float) -> str:
+def gate_text(comparison: RunComparison, gate: GateResult) -> str:
     """Return why B does not pass the gate; empty if it passes."""
+    if comparison.is_b_unfinished:
+        return "B has not ended, so its missing cases cannot be judged. `profpipe resume` continues it"
+    if not comparison.changes:
+        return "there is nothing to judge. Name runs of the same cases, all under plain"
+    causes = grouped((cause, change) for change, cause in gate.causes)
     texts = []
-    for cause, cases in comparison.find_gate_causes(percent).items():
-        names: Iterable[str] = cases
+    for cause, text in _CAUSES.items():
+        # A case that fails the gate decides it, whatever the others do.
+        if cause.gate is not gate.verdict or not (changes := causes.get(cause)):
+            continue
+        names: Iterable[str] = (change.name for change in changes)
         if cause is GateCause.CHANGED_PARAMS:
-            names = dict.fromkeys(name for params in comparison.changed_params.values() for name in params)
-        words = {pair: pair.split("/")[len(cases) != 1] for pair in ("is/are", "was/were", "has/have")}
-        facts = {"cases": count_cases(len(cases)), "percent": percent, "names": ", ".join(names)}
-        texts.append(_CAUSES[cause].format(**words, **facts).rstrip("."))
+            names = dict.fromkeys(name for change in changes for name in change.differing_params)
+        words = {pair: pair.split("/")[len(changes) != 1] for pair in ("is/are", "was/were", "has/have")}
+        facts = {"cases": count_cases(len(changes)), "percent": gate.percent, "names": ", ".join(names)}
+        texts.append(text.format(**words, **facts).rstrip("."))
     return "; ".join(texts)
 
 
@@ -218,11 +229,11 @@ def notes(comparison: RecordingComparison) -> Iterator[doc.Text]:
 
 
 def _title(change: RecordingChange) -> str:
-    a, b = (name_of(side.workload, side.case) for side in (change.a, change.b))
+    a, b = change.a.name, change.b.name
     return a if a == b else f"{a} → {b}"
 
 
-def _overview(changes: Sequence[RecordingChange]) -> doc.Table:
+def _overview(changes: Sequence[RecordingChange]) -> doc.TableBlock:
     timed = [change for change in changes if change.has_times]
     unit = time_unit([side.parts.wall_ns for change in timed for side in (change.a, change.b)])
     columns = [doc.label("recording"), doc.words("of"), *_time_columns(unit)]
@@ -256,7 +267,7 @@ def bars(change: RecordingChange) -> doc.Chart:
         doc.Axis("", labels=("A", "B")),
         doc.Axis(f"{unit.name} {of}", unit, quantity="ns"),
         {"": bar_series(both)},
-        placement=doc.Placement.HTML,
+        placement=doc.OnPage.HTML,
         subtitle=f"{_title(change)}. {legend_order(2)}",
     )
 
@@ -287,8 +298,8 @@ def _percent(a_ns: float, b_ns: float) -> str:
     return f" ({signed_percent(b_ns / a_ns - 1)})" if a_ns else ""
 
 
-def _signed(ns: float) -> doc.Number:
-    return doc.Number(ns, time_unit([ns]).signed())
+def _signed(ns: float) -> doc.Amount:
+    return doc.Amount(ns, time_unit([ns]).signed())
 
 
 def sentences(change: RecordingChange) -> Iterator[doc.Text]:
@@ -360,7 +371,7 @@ def _places(ranks: Iterable[Place]) -> doc.Text:
     return doc.join(names, most=_MOST_NAMED)
 
 
-def _whole(side: Side, has_times: bool) -> doc.Text:
+def _whole(side: RecordedCase, has_times: bool) -> doc.Text:
     launches = plural(round(side.launches), "launch", "launches")
     return fill(f"{launches} of {{}}", duration(side.kernel_ns)) if has_times else launches
 
@@ -377,7 +388,7 @@ def _leaves(change: RecordingChange) -> list[tuple[str, float, float]]:
     return [leaf for leaf in leaves if any(leaf[1:])]
 
 
-def _parts_table(change: RecordingChange) -> doc.Table:
+def _parts_table(change: RecordingChange) -> doc.TableBlock:
     """Return the parts and their sum. The compute and the idle time have a row with their sum too."""
     both = change.a.parts, change.b.parts
     sums: dict[str, tuple[doc.Text, list[float]]] = {
@@ -395,14 +406,14 @@ def _parts_table(change: RecordingChange) -> doc.Table:
     unit = step_unit(parts.wall_ns for parts in both)
     columns = [doc.label("part", ""), *_time_columns(unit)]
     cells = tuple(tuple(map(doc.cell, (name, a, b, b - a))) for name, (a, b) in rows)
-    return doc.Table("parts", tuple(columns), cells, is_divisible=False)
+    return doc.TableBlock("parts", tuple(columns), cells, is_divisible=False)
 
 
-def _time_columns(unit: Unit) -> list[doc.Column]:
+def _time_columns(unit: Unit) -> list[doc.TableColumn]:
     return [
-        doc.Column("a", "A", unit),
-        doc.Column("b", "B", unit),
-        doc.Column("part", "B - A", unit.signed()),
+        doc.number("a", "A", unit),
+        doc.number("b", "B", unit),
+        doc.number("part", "B - A", unit.signed()),
     ]
 
 
@@ -410,13 +421,13 @@ def _times(a: StepParts, b: StepParts) -> list[float]:
     return [a.wall_ns, b.wall_ns, b.wall_ns - a.wall_ns]
 
 
-def _ranks_table(change: RecordingChange) -> doc.Table:
+def _ranks_table(change: RecordingChange) -> doc.TableBlock:
     """Return the time of each rank that both sides have, and how much of the difference is exposed communication."""
     a, b = change.a.ranks, change.b.ranks
     shared = [rank for rank in a if rank in b] if len(a.keys() | b.keys()) > 1 else []
     unit = step_unit(ranks[rank].wall_ns for rank in shared for ranks in (a, b))
     columns = [doc.label("rank"), *_time_columns(unit)]
-    columns.append(doc.Column("waiting", "of it exposed communication", unit.signed()))
+    columns.append(doc.number("waiting", "of it exposed communication", unit.signed()))
     rows: list[list[doc.Content]] = [
         [
             place_name(rank),
@@ -428,7 +439,7 @@ def _ranks_table(change: RecordingChange) -> doc.Table:
     return doc.make_table("ranks", columns, rows)
 
 
-def _kernels_table(change: RecordingChange) -> doc.Table:
+def _kernels_table(change: RecordingChange) -> doc.TableBlock:
     """Return the kernels that differ most, and all copies and sets."""
     what = "Kernels and copies" if change.has_times else "Kernels"
     columns, rows = kernel_rows(change.kernels, _change, _is_kept)
@@ -451,26 +462,9 @@ def _change(kernel: KernelDifference) -> str:
 
 
 def document(
-    comparison: Comparison, names: Sequence[str], run: Manifest, gate: float | None, exit_code: int
+    comparison: RunComparison, names: Sequence[str], run: Manifest, gate: GateResult | None, exit_code: int
 ) -> dict[str, Any]:
     """Return the document of a comparison. ``names`` are those of A and of B, and ``run`` is B."""
-    failed, undecided = (None if gate is None else outcome.value for outcome in (Gate.FAILED, Gate.UNDECIDED))
-    cases = [
-        _case(
-            change.name,
-            None if gate is None else change.judge_gate(gate).value,
-            a_ns=change.a_ns,
-            b_ns=change.b_ns,
-            difference_ns=change.a_ns * (change.b_ns / change.a_ns - 1),
-            ratio=change.b_ns / change.a_ns,
-            is_beyond_noise=change.is_beyond_noise,
-            is_newly_inaccurate=change.inaccurate_in == ("B",),
-        )
-        for change in comparison.changes
-    ]
-    cases += [_case(name, failed, failure=asdict(why)) for name, why in comparison.lost.items()]
-    cases += [_case(name, undecided) for name in comparison.absent]
-    cases += [_case(name, failed, differing_params=params) for name, params in comparison.changed_params.items()]
     # All keys that ``profpipe ab`` writes, of which most have no value here.
     nothing = results_json.verdict_document(
         PairFindings((), 0.0), Tables(), Manifest(name=run.name, ab=PairsEntry()), "", exit_code
@@ -483,22 +477,23 @@ def document(
         "kind": "compare",
         "a": {"runs": [names[0]]},
         "b": {"runs": [names[1]]},
-        "gate": None if gate is None else {
-            "percent": gate, "inconclusive": "report", "result": comparison.judge_gate(gate).value,
-            **{key: sum(case["gate"] == key for case in cases) for key in ("failed", "undecided")},
-        },
-        "counts": {str(verdict): sum(case["verdict"] == str(verdict) for case in cases) for verdict in Verdict},
-        "cases": cases,
+        "gate": gate and {**results_json.gate_document(gate), "inconclusive": Undecided.REPORT.value},
+        "cases": [_write_case(change, gate) for change in comparison.changes],
         "warnings": [{"kind": kind, "text": text} for kind, texts in warnings.items() for text in texts],
-    }  # fmt: skip
+    }
 
 
-def _case(name: str, gate: str | None, **fields: object) -> dict[str, Any]:
+def _write_case(change: Change, gate: GateResult | None) -> dict[str, Any]:
     """Return a case: what `ab` writes of it, of which most is not known here."""
-    workload, _, case = name.partition("/")
-    nan = float("nan")
-    nothing = results_json.case_document(CaseVerdict(workload, case, "", nan, nan, None))
-    return {**nothing, "kernels": [], "differing_params": None, **fields, "gate": gate}
+    times = {} if math.isnan(change.ratio) else {"ratio": change.ratio, "is_beyond_noise": change.is_beyond_noise}
+    return {
+        **results_json.case_document(change),
+        "case": readable(change.case),
+        "kernels": [],
+        "differing_params": change.differing_params or None,
+        **times,
+        "gate": gate and gate.judge(change).value,
+    }
 
 
 def recordings_document(comparison: RecordingComparison, names: Sequence[str]) -> dict[str, Any]:

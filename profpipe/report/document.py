@@ -5,7 +5,7 @@ that a renderer escapes. Numbers stay numbers with their unit until a renderer f
 number formats, folding and links.
 
 The short page (SUMMARY.md) shows the blocks whose ``placement`` is ``SUMMARY``; ``details.md`` shows those with
-``DETAILS``. The page without a length limit (report.html) shows every block, and a page for each case.
+``DETAILS``. The page without a length limit (report.html) shows every block, and a page per case.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from profpipe.analysis.timeline import Lane
 from profpipe.report.units import COUNT, MISSING, NO_UNIT, PERCENT, PLUS_MINUS, RATIO, SIGNED_PERCENT, Unit
@@ -25,7 +25,7 @@ _Item = TypeVar("_Item")
 # --- text ------------------------------------------------------------------------------------------------------------
 
 
-class Placement(str, Enum):
+class OnPage(str, Enum):
     """Which page shows a block. ``report.html`` shows all of them."""
 
     SUMMARY = "summary"
@@ -69,14 +69,14 @@ def case_link(content: Text, case: str) -> Link:
 
 
 @dataclass(frozen=True)
-class Number:
+class Amount:
     """A number in its stored unit (ns, byte, share, ...), written in ``unit``, whose name follows it."""
 
     value: float | None
     unit: Unit = NO_UNIT
 
 
-Inline: TypeAlias = "str | Code | Strong | Link | Number"
+Inline: TypeAlias = "str | Code | Strong | Link | Amount"
 #: A line of text. ``("fastest is ", Code("fa2"))``; a single inline may stand alone.
 Text: TypeAlias = "Inline | tuple[Inline, ...]"
 
@@ -114,7 +114,7 @@ def plain(text: Text) -> str:
             parts.append(plain(inline.content))
         elif isinstance(inline, Code):
             parts.append(inline.text)
-        elif isinstance(inline, Number):
+        elif isinstance(inline, Amount):
             parts.append("" if inline.value is None else f"{inline.value:g}")
         else:
             parts.append(inline)
@@ -134,7 +134,7 @@ class ChartKind(str, Enum):
     #: Points over FLOP per byte, below the machine's rates.
     ROOFLINE = "roofline"
     #: Times over runs, each with the band of the noise around its level; in it ``low`` and ``high`` are its ends.
-    COURSE = "course"
+    TREND = "course"
     #: Ratios with their intervals, and the difference that counts.
     FOREST = "forest"
 
@@ -211,8 +211,8 @@ class Reference:
     ridge: float | None = None
 
 
-#: Positions of a course.
-_COURSE = 30
+#: Positions of a trend, at least.
+_TREND = 30
 
 
 #: Stacked bars up to which the legend has the shares of each.
@@ -234,7 +234,7 @@ class Chart:
     y: Axis
     panels: Mapping[str, tuple[Series, ...]]
     caption: Text = ""
-    placement: Placement = Placement.SUMMARY
+    placement: OnPage = OnPage.SUMMARY
     subtitle: str = ""
     keys: tuple[str, ...] = ()
     references: tuple[Reference, ...] = ()
@@ -255,18 +255,18 @@ class Chart:
         return tuple(mark for series in self.series for mark in series.marks)
 
     @property
-    def is_course(self) -> bool:
+    def is_trend(self) -> bool:
         """True with so many positions that a mark at each would hide the line."""
-        return self.kind is ChartKind.LINES and not self.x.is_log and len({mark.x for mark in self.marks}) >= _COURSE
+        return self.kind is ChartKind.LINES and not self.x.is_log and len({mark.x for mark in self.marks}) >= _TREND
 
     @property
     def has_round_ticks(self) -> bool:
         """True where the ticks of x are round numbers, and not the positions of marks."""
-        return self.is_course or (self.x.is_measured and not self.x.is_log)
+        return self.is_trend or (self.x.is_measured and not self.x.is_log)
 
 
 @dataclass(frozen=True)
-class Timeline:
+class TimelineChart:
     """What ran when: lanes over the time of one steady step, or of the first part of a capture.
 
     A lane has the name of its group (a rank and its device), whose lanes stand together, and its title. The key of an
@@ -283,14 +283,14 @@ class Timeline:
     numbered: tuple[tuple[int, float], ...] = ()
     caption: Text = ""
     case: str = ""
-    placement: Placement = Placement.HTML
+    placement: OnPage = OnPage.HTML
 
 
 # --- blocks ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """A column of a table. ``id`` names it for programs, ``title`` for people; the unit follows the title.
 
     Columns of labels name the row and stay even where they are empty. Labels and words are aligned left, numbers right.
@@ -312,20 +312,20 @@ class Column:
         return self.unit.name if self.unit else ""
 
 
-def _titled(id: str, title: Text | None = None, **kind: Any) -> Column:
-    """Return a column; its title is its id where none is given."""
-    return Column(id, id if title is None else title, **kind)
+def number(id: str, title: Text | None = None, unit: Unit | None = None, **kind: bool) -> TableColumn:
+    """Return a column of numbers; its title is its id where none is given."""
+    return TableColumn(id, id if title is None else title, unit, **kind)
 
 
 #: Columns by what their cells are: names of the rows, other text, and numbers by how they are written.
-label, words = partial(_titled, is_label=True), partial(_titled, is_words=True)
-count, ratio = partial(_titled, unit=COUNT), partial(_titled, unit=RATIO)
-percent, signed_percent = partial(_titled, unit=PERCENT), partial(_titled, unit=SIGNED_PERCENT)
-plus_minus = partial(_titled, unit=PLUS_MINUS)
+label, words = partial(number, is_label=True), partial(number, is_words=True)
+count, ratio = partial(number, unit=COUNT), partial(number, unit=RATIO)
+percent, signed_percent = partial(number, unit=PERCENT), partial(number, unit=SIGNED_PERCENT)
+plus_minus = partial(number, unit=PLUS_MINUS)
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A cell of a table: a number in its stored unit or text, its flags, or what stands for a missing number.
 
     ``unit`` replaces that of the column. ``note`` follows the number, such as an interval.
@@ -343,7 +343,7 @@ class Cell:
     def is_empty(self) -> bool:
         return self.value is None and not self.text and not self.flags and not self.note
 
-    def number(self, column: Column) -> str:
+    def number(self, column: TableColumn) -> str:
         """Return the number, or the word that stands for a missing one; empty for a cell of text."""
         if self.missing or self.value is None:
             return self.missing
@@ -351,27 +351,27 @@ class Cell:
 
 
 #: What a cell may be given as.
-Content: TypeAlias = "Cell | Text | float | None"
+Content: TypeAlias = "TableCell | Text | float | None"
 
 #: Columns of a table, each with the function that returns the cell of an item.
-Columns: TypeAlias = "Sequence[tuple[Column, Callable[[_Item], Content]]]"
+Columns: TypeAlias = "Sequence[tuple[TableColumn, Callable[[_Item], Content]]]"
 
 
-def cell(content: Content) -> Cell:
+def cell(content: Content) -> TableCell:
     """Return ``content`` as a cell; ``None`` is a number that was not measured."""
-    if isinstance(content, Cell):
+    if isinstance(content, TableCell):
         return content
     if content is None:
-        return Cell(missing=MISSING)
+        return TableCell(missing=MISSING)
     if isinstance(content, (int, float)):
-        return Cell(value=float(content))
-    return Cell(text=content)
+        return TableCell(value=float(content))
+    return TableCell(text=content)
 
 
 @dataclass(frozen=True)
 class Paragraph:
     content: Text
-    placement: Placement = Placement.SUMMARY
+    placement: OnPage = OnPage.SUMMARY
 
 
 @dataclass(frozen=True)
@@ -379,7 +379,7 @@ class Bullets:
     """Sentences of a list. The terminal leaves out those that its bar of a step shows too: ``drawn``."""
 
     items: tuple[Text, ...]
-    placement: Placement = Placement.SUMMARY
+    placement: OnPage = OnPage.SUMMARY
     drawn: tuple[Text, ...] = ()
 
 
@@ -387,7 +387,7 @@ class Bullets:
 class CodeBlock:
     text: str
     language: str = "sh"
-    placement: Placement = Placement.SUMMARY
+    placement: OnPage = OnPage.SUMMARY
 
 
 #: A table with more flags in its cells shows each as a letter, which a line below the table explains.
@@ -395,14 +395,14 @@ _MOST_WORDS = 4
 
 
 @dataclass(frozen=True)
-class Table:
+class TableBlock:
     """A table. ``id`` is unique in its section. One that is not divisible stays whole: its last rows are sums."""
 
     id: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    columns: tuple[TableColumn, ...]
+    rows: tuple[tuple[TableCell, ...], ...]
     title: Text = ""
-    placement: Placement = Placement.SUMMARY
+    placement: OnPage = OnPage.SUMMARY
     is_divisible: bool = True
 
     def flag_letters(self) -> dict[str, str]:
@@ -418,30 +418,27 @@ class Table:
         return {name: next(name[:n] for n in range(1, len(name) + 1) if [f[:n] for f in names].count(name[:n]) == 1
                            or n == len(name)) for name in names}  # fmt: skip
 
-    def without_empty_columns(self) -> Table:
-        """Return the table without the number columns in which every cell is empty."""
-        kept = [i for i, c in enumerate(self.columns) if c.is_label or any(not row[i].is_empty for row in self.rows)]
-        return self._select_columns(kept)
-
-    def without(self, *ids: str) -> Table:
+    def without(self, *ids: str) -> TableBlock:
         """Return the table without the columns ``ids``."""
-        return self._select_columns([i for i, column in enumerate(self.columns) if column.id not in ids])
-
-    def _select_columns(self, kept: Sequence[int]) -> Table:
+        kept = [i for i, column in enumerate(self.columns) if column.id not in ids]
         rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
-        return replace(self, columns=tuple(self.columns[i] for i in kept), rows=rows)
+        columns = tuple(self.columns[i] for i in kept)
+        return TableBlock(self.id, columns, rows, self.title, self.placement, self.is_divisible)
 
 
 def make_table(
     id: str,
-    columns: Sequence[Column],
+    columns: Sequence[TableColumn],
     rows: Iterable[Sequence[Content]],
     title: Text = "",
-    placement: Placement = Placement.SUMMARY,
-) -> Table:
+    placement: OnPage = OnPage.SUMMARY,
+    is_divisible: bool = True,
+) -> TableBlock:
     """Return a table without empty columns of numbers; the contents of ``rows`` become cells."""
-    cells = tuple(tuple(map(cell, row)) for row in rows)
-    return Table(id, tuple(columns), cells, title, placement).without_empty_columns()
+    cells = [tuple(map(cell, row)) for row in rows]
+    kept = [i for i, column in enumerate(columns) if column.is_label or any(not row[i].is_empty for row in cells)]
+    shown = tuple(tuple(row[i] for i in kept) for row in cells)
+    return TableBlock(id, tuple(columns[i] for i in kept), shown, title, placement, is_divisible)
 
 
 def table_of(
@@ -449,8 +446,8 @@ def table_of(
     items: Iterable[_Item],
     columns: Columns[_Item],
     title: Text = "",
-    placement: Placement = Placement.SUMMARY,
-) -> Table:
+    placement: OnPage = OnPage.SUMMARY,
+) -> TableBlock:
     """Return a table with a row for each of ``items``: each column stands with the function of its cells."""
     rows = ([content(item) for _, content in columns] for item in items)
     return make_table(id, [column for column, _ in columns], rows, title, placement)
@@ -462,11 +459,11 @@ class Details:
 
     summary: Text
     blocks: tuple[Block, ...]
-    placement: Placement = Placement.DETAILS
+    placement: OnPage = OnPage.DETAILS
 
 
 @dataclass(frozen=True)
-class Choice:
+class ViewChoice:
     """Views of which a reader sees one. SUMMARY.md shows the first, and details.md the others, unless it is for HTML.
 
     ``dimensions`` are the questions, such as metric and profiler. ``options`` are the blocks by the answers.
@@ -475,20 +472,20 @@ class Choice:
     id: str
     dimensions: tuple[str, ...]
     options: Mapping[tuple[str, ...], tuple[Block, ...]]
-    placement: Placement = Placement.HTML
+    placement: OnPage = OnPage.HTML
 
     def views(self) -> Iterator[Block]:
         """Yield the blocks of all options, those after the first for details.md; none of a choice for HTML alone."""
-        if self.placement is not Placement.HTML:
+        if self.placement is not OnPage.HTML:
             for i, blocks in enumerate(self.options.values()):
-                yield from (replace(block, placement=Placement.DETAILS) if i else block for block in blocks)
+                yield from (replace(block, placement=OnPage.DETAILS) if i else block for block in blocks)
 
 
-def choose_table(id: str, dimension: str, tables: Sequence[Table]) -> Block | None:
+def choose_table(id: str, dimension: str, tables: Sequence[TableBlock]) -> Block | None:
     """Return tables with rows as a choice by their titles; a single one as it is."""
     options: dict[tuple[str, ...], tuple[Block, ...]] = {(plain(t.title),): (t,) for t in tables if t.rows}
     if len(options) > 1:
-        return Choice(id, (dimension,), options, placement=Placement.SUMMARY)
+        return ViewChoice(id, (dimension,), options, placement=OnPage.SUMMARY)
     return next((block for (block,) in options.values()), None)
 
 
@@ -496,14 +493,14 @@ def choose_table(id: str, dimension: str, tables: Sequence[Table]) -> Block | No
 LONG_TABLE = 24
 
 
-def fold_if_long(table: Table) -> Details | Table:
+def fold_if_long(table: TableBlock) -> Details | TableBlock:
     """Return ``table``, folded below its title where it is long. The short page cuts a table instead of folding it."""
-    if len(table.rows) <= LONG_TABLE or not table.title or table.placement is Placement.SUMMARY:
+    if len(table.rows) <= LONG_TABLE or not table.title or table.placement is OnPage.SUMMARY:
         return table
     return Details(table.title, (replace(table, title=""),), table.placement)
 
 
-Block: TypeAlias = "Paragraph | Bullets | CodeBlock | Table | Chart | Details | Choice | Timeline"
+Block: TypeAlias = "Paragraph | Bullets | CodeBlock | TableBlock | Chart | Details | ViewChoice | TimelineChart"
 
 
 # --- sections --------------------------------------------------------------------------------------------------------
@@ -523,10 +520,10 @@ class Section:
     def __bool__(self) -> bool:
         return bool(self.blocks or self.summary or self.sections)
 
-    def walk(self) -> Iterator[Block]:
-        """Yield every block, those of details and of subsections included."""
+    def walk(self, with_subsections: bool = True) -> Iterator[Block]:
+        """Yield every block, those of details included."""
         yield from _walk(self.blocks)
-        for section in self.sections:
+        for section in self.sections if with_subsections else ():
             yield from section.walk()
 
 
@@ -538,7 +535,7 @@ def _walk(blocks: Iterable[Block]) -> Iterator[Block]:
 
 def _inside(block: Block) -> Iterable[Block]:
     """Return the blocks that ``block`` holds."""
-    if isinstance(block, Choice):
+    if isinstance(block, ViewChoice):
         return (inner for blocks in block.options.values() for inner in blocks)
     return block.blocks if isinstance(block, Details) else ()
 
@@ -553,7 +550,7 @@ def make_section(
 ) -> Section:
     """Return a section without the blocks that hold nothing; it is empty where no block is left."""
     kept = tuple(
-        fold_if_long(block) if folds_long_tables and isinstance(block, Table) else block
+        fold_if_long(block) if folds_long_tables and isinstance(block, TableBlock) else block
         for block in blocks
         if block is not None and _holds_something(block)
     )
@@ -562,7 +559,7 @@ def make_section(
 
 def _holds_something(block: Block) -> bool:
     match block:
-        case Table(rows=content) | Bullets(items=content) | Paragraph(content=content):
+        case TableBlock(rows=content) | Bullets(items=content) | Paragraph(content=content):
             return bool(content)
     return True
 
@@ -589,16 +586,16 @@ class Document:
         """The workloads that have sections, in order."""
         return tuple(dict.fromkeys(section.workload for section in self.sections if section.workload))
 
-    def without(self, placement: Placement) -> Document:
+    def without(self, placement: OnPage) -> Document:
         """Return the document without the blocks of ``placement`` and the sections that hold no others."""
-        return replace(self, sections=_drop_placement(self.sections, placement))
+        return Document(self.title, _drop_placement(self.sections, placement), self.cases, self.flags)
 
 
-def _drop_placement(sections: Iterable[Section], placement: Placement) -> tuple[Section, ...]:
+def _drop_placement(sections: Iterable[Section], placement: OnPage) -> tuple[Section, ...]:
     kept = []
     for section in sections:
         blocks = tuple(block for block in section.blocks if block.placement is not placement)
         children = _drop_placement(section.sections, placement)
         if blocks or children or not (section.blocks or section.sections):
-            kept.append(replace(section, blocks=blocks, sections=children))
+            kept.append(Section(section.id, section.title, blocks, section.summary, section.workload, children))
     return tuple(kept)

@@ -6,8 +6,7 @@ what makes a number doubtful.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from profpipe.analysis.findings import Findings
@@ -24,7 +23,7 @@ _ROWS, _LONGEST = 10, 160
 _IMPORTANT = ("memory", "interval", "calls", "b", "a", "share", "flags", "speedup", "part", "time", "ns", "verdict")
 
 
-def of_recordings(findings: Findings, run: Manifest) -> Screen:
+def show_recordings(findings: Findings, run: Manifest) -> Screen:
     """Return the first screen of ingested files from those sections alone that it shows."""
     sections = [
         section
@@ -37,15 +36,15 @@ def of_recordings(findings: Findings, run: Manifest) -> Screen:
         )
     ]
     answers = headline.answers(findings.workloads)
-    return of_document(doc.Document("", tuple(filter(None, (answers, *sections, warnings.warnings(findings, run))))))
+    return show_document(doc.Document("", tuple(filter(None, (answers, *sections, warnings.warnings(findings, run))))))
 
 
-def of_document(document: doc.Document) -> Screen:
+def show_document(document: doc.Document) -> Screen:
     """Return the answers, the bars of a step, the table of times or of the kernels, tables asked for, and warnings.
 
     Of several workloads only the answers are shown.
     """
-    return [part for part in _parts(document.without(doc.Placement.HTML)) if part[-1]]
+    return [part for part in _parts(document.without(doc.OnPage.HTML)) if part[-1]]
 
 
 def _parts(document: doc.Document) -> Iterator[list[Any]]:
@@ -53,22 +52,22 @@ def _parts(document: doc.Document) -> Iterator[list[Any]]:
     bars = [] if answers else _bars(document)
     for answer in [answers] if answers else [section for section in document.sections if section.id == "headline"][:1]:
         blocks = [block for block in answer.blocks if isinstance(block, doc.Bullets)]
-        yield from of_section(answer, without=tuple(item for block in blocks for item in block.drawn) if bars else ())
+        yield from show_section(answer, without=tuple(item for block in blocks for item in block.drawn) if bars else ())
     for section in document.sections:
         if section.id == "first_studies":
-            yield from map(_cut, of_section(section))
+            yield from map(_cut, show_section(section))
     yield from map(_write_bars, bars[:1])
     for id in () if answers else ("times", "verdicts", "kernels"):
         all_blocks = [block for section in document.sections if section.id == id for block in section.walk()]
-        summary_blocks = [block for block in all_blocks if block.placement is doc.Placement.SUMMARY]
-        if tables := [block for block in summary_blocks if isinstance(block, doc.Table)]:
+        summary_blocks = [block for block in all_blocks if block.placement is doc.OnPage.SUMMARY]
+        if tables := [block for block in summary_blocks if isinstance(block, doc.TableBlock)]:
             yield _cut(_write_table(tables[0]))
             # What the flags of the table mean.
-            yield from (_write_bullets("", block) for block in summary_blocks if isinstance(block, doc.Bullets))
+            yield from (_write_items("", block.items) for block in summary_blocks if isinstance(block, doc.Bullets))
             break
     for id in ("flags", "warnings"):
         if closing := document.section(id):
-            yield from of_section(closing)
+            yield from show_section(closing)
 
 
 def _bars(document: doc.Document) -> list[doc.Chart]:
@@ -76,7 +75,7 @@ def _bars(document: doc.Document) -> list[doc.Chart]:
     return [chart for chart in charts if chart.kind is doc.ChartKind.STACKED_BARS and chart.id.endswith("-step")]
 
 
-def of_section(section: doc.Section, without: tuple[doc.Text, ...] = (), has_bars: bool = False) -> Screen:
+def show_section(section: doc.Section, without: tuple[doc.Text, ...] = (), has_bars: bool = False) -> Screen:
     """Return the sentences and tables of a section, and its bars; not the sentences ``without``, which a bar shows."""
     title, parts = write_text(section.title), list[list[Any]]()
     if section.summary:
@@ -86,20 +85,18 @@ def of_section(section: doc.Section, without: tuple[doc.Text, ...] = (), has_bar
             case doc.Paragraph():
                 parts.append(["text", write_text(block.content, _LONGEST)])
             case doc.Bullets():
-                parts.append(
-                    _write_bullets(title, replace(block, items=tuple(i for i in block.items if i not in without)))
-                )
-            case doc.Table():
+                parts.append(_write_items(title, [item for item in block.items if item not in without]))
+            case doc.TableBlock():
                 parts.append(_write_table(block))
             case doc.Chart(kind=doc.ChartKind.STACKED_BARS) if has_bars:
                 parts.append(_write_bars(block))
     for child in section.sections:
-        parts += of_section(child, has_bars=has_bars)
+        parts += show_section(child, has_bars=has_bars)
     return parts
 
 
-def _write_bullets(title: str, block: doc.Bullets) -> list[Any]:
-    return ["items", f"{title}:" if title else "", [write_text(item, _LONGEST) for item in block.items]]
+def _write_items(title: str, items: Iterable[doc.Text]) -> list[Any]:
+    return ["items", f"{title}:" if title else "", [write_text(item, _LONGEST) for item in items]]
 
 
 def _cut(part: list[Any]) -> list[Any]:
@@ -110,7 +107,7 @@ def _cut(part: list[Any]) -> list[Any]:
     return [*about, more + len(rows[_ROWS:]), rows[:_ROWS]]
 
 
-def _write_table(table: doc.Table) -> list[Any]:
+def _write_table(table: doc.TableBlock) -> list[Any]:
     head, rows = write_cells(table)
     columns = [
         [title, column.is_numeric, _importance(column)] for title, column in zip(head, table.columns, strict=True)
@@ -118,7 +115,7 @@ def _write_table(table: doc.Table) -> list[Any]:
     return ["table", write_text(table.title), columns, 0, rows]
 
 
-def _importance(column: doc.Column) -> int:
+def _importance(column: doc.TableColumn) -> int:
     """Return the rank of a column. Labels say what a row is and stay the longest; a kernel's name says its class."""
     if column.is_label and column.id != "class":
         return len(_IMPORTANT) + 1

@@ -158,7 +158,7 @@ class Html:
                 content, target = self.text(inline.content), self._target(inline)
                 rel = "noreferrer" if "://" in target else None
                 return element("a", content, href=target, rel=rel) if target else content
-            case doc.Number():
+            case doc.Amount():
                 return Markup.escape(inline.unit.with_name(inline.value))
             case _:
                 return short(inline, _MOST_TEXT)
@@ -181,13 +181,13 @@ class Html:
         """Return the id of the page of a case of this workload; empty where the case has no page."""
         return self.cases.get((self.workload, case), "") if case else ""
 
-    def without_links(self) -> Html:
+    def drop_links(self) -> Html:
         """Return a writer for text inside a button or a summary, which may hold no link."""
         return replace(self, anchors={}, cases={}, exists=lambda path: False)
 
-    def id_of(self, *names: str) -> str:
-        """Return the id of an element of this place, which no other element has."""
-        id = anchor(self.place, *names)
+    def id_of(self, *names: str, place: str = "") -> str:
+        """Return the id of an element of this place, or of another, which no other element has."""
+        id = anchor(place or self.place, *names)
         self.given[id] = number = self.given.get(id, 0) + 1
         return id if number == 1 else f"{id}.{number}"
 
@@ -198,11 +198,11 @@ class Html:
         if not section:
             return Markup("")
         writer = replace(self, workload=section.workload or self.workload, place=id, section_id=section.id)
-        is_named = section.workload and self.names_workloads
+        is_named = section.workload and self.names_workloads and level == 2
         heading = join([self.text(section.title), f": {cut(flat(section.workload), 60)}" if is_named else ""])
         classes = " ".join(("section", *(id for id in _STYLED if id == section.id)))
-        inner, children = replace(writer, names_workloads=False), _children_ids(section, id)
-        return _write("section", writer, section, id, level, classes, heading, inner, children, is_folded)
+        children = _children_ids(section, id)
+        return _write("section", writer, section, id, level, classes, heading, children, is_folded)
 
     def block(self, block: doc.Block) -> Markup:
         match block:
@@ -213,28 +213,28 @@ class Html:
             case doc.CodeBlock():
                 text = "\n".join(map(visible, block.text.splitlines()))
                 return element("pre", element("code", text), tabindex="0", class_="block")
-            case doc.Table():
+            case doc.TableBlock():
                 return self.table(block)
             case doc.Chart():
                 return self._chart(block)
             case doc.Details():
                 inner = element("div", *map(self.block, block.blocks))
-                return element("details", element("summary", self.without_links().text(block.summary)), inner)
-            case doc.Choice():
+                return element("details", element("summary", self.drop_links().text(block.summary)), inner)
+            case doc.ViewChoice():
                 return _write("choice", self, block, self.id_of("choice", block.id))
-            case doc.Timeline():
+            case doc.TimelineChart():
                 return self._timeline(block)
 
     # --- tables ------------------------------------------------------------------------------------------------------
 
-    def table(self, table: doc.Table, is_sortable: bool = True) -> Markup:
-        """Return a table with its first rows; empty without rows."""
-        id, rows = self.id_of("table", table.id), table.rows[:MOST_ROWS]
+    def table(self, table: doc.TableBlock, place: str = "", is_sortable: bool = True) -> Markup:
+        """Return a table with its first rows; empty without rows. The default of ``place`` is that of the writer."""
+        id, rows = self.id_of("table", table.id, place=place), table.rows[:MOST_ROWS]
         if not rows:
             return Markup("")
         # The last rows of a table that is not divisible are sums.
         can_sort = is_sortable and table.is_divisible and len(rows) > 1
-        head = join(self.without_links()._head(column, can_sort) for column in table.columns)
+        head = join(self.drop_links()._head(column, can_sort) for column in table.columns)
         cells = ((self._cell(*pair, can_sort) for pair in zip(row, table.columns, strict=True)) for row in rows)
         body = join(element("tr", *row) for row in cells)
         is_wide, file = len(table.columns) > _NARROW, ""
@@ -244,7 +244,7 @@ class Html:
             file = f"{file}.{'csv' if self.exists(f'{file}.csv') else 'parquet'}"
         return _write("table", self, table, id, len(rows), head, body, can_sort, name, file)
 
-    def _head(self, column: doc.Column, can_sort: bool) -> Markup:
+    def _head(self, column: doc.TableColumn, can_sort: bool) -> Markup:
         unit = element("span", column.unit_name, class_="unit") if column.unit_name else ""
         words = join([self.text(column.title), unit], " ")
         # A head without words names nothing that could be sorted.
@@ -252,7 +252,7 @@ class Html:
         kind = "n" if column.is_numeric else None
         return element("th" if words else "td", content, scope="col" if words else None, class_=kind)
 
-    def _cell(self, cell: doc.Cell, column: doc.Column, can_sort: bool) -> Markup:
+    def _cell(self, cell: doc.TableCell, column: doc.TableColumn, can_sort: bool) -> Markup:
         number = cell.number(column)
         content = Markup.escape(number) if number else self.text(cell.text)
         if not number and column.id == "flags":
@@ -286,7 +286,7 @@ class Html:
     def _chart(self, chart: doc.Chart) -> Markup:
         """Return the chart with its title, its legend and the table of its values."""
         id = self.id_of("chart", chart.id)
-        table = replace(self, place=id).table(value_table(chart), is_sortable=False)
+        table = self.table(value_table(chart), id, is_sortable=False)
         linked = self._add_targets(chart)
         panels = {title: charts.draw(linked, series) for title, series in linked.panels.items()}
         return _write("chart", self, chart, id, charts.heading(chart), list(charts.legend(chart)), panels, table)
@@ -306,10 +306,10 @@ class Html:
         }
         return replace(chart, panels=panels, x=replace(chart.x, cases=tuple(map(target, chart.x.cases))))
 
-    def _timeline(self, timeline: doc.Timeline) -> Markup:
+    def _timeline(self, timeline: doc.TimelineChart) -> Markup:
         """Return the timeline as data that timeline.js draws, and a table with the time of each lane."""
         id = self.id_of("timeline", timeline.id)
-        table = replace(self, place=id).table(_lane_table(timeline))
+        table = self.table(_lane_table(timeline), id)
         buttons = [(flat(key), label, key_class(key)) for key, label in timeline.labels.items()]
         return _write("timeline", self, timeline, id, _json(timeline), buttons, self._page_of(timeline.case), table)
 
@@ -358,10 +358,10 @@ def _section_ids(sections: Sequence[doc.Section]) -> Iterator[tuple[doc.Section,
 # --- the values of a chart -------------------------------------------------------------------------------------------
 
 
-def value_table(chart: doc.Chart) -> doc.Table:
-    """Return the values of a chart: a row for each position of the x axis, a column for each series.
+def value_table(chart: doc.Chart) -> doc.TableBlock:
+    """Return the values of a chart: a row per position of the x axis, a column per series.
 
-    A strip of many points has a row for each series.
+    A strip of many points has a row per series.
     """
     if chart.kind is doc.ChartKind.STRIP and len(chart.marks) > _MOST_LISTED:
         return _ends(chart)
@@ -369,19 +369,19 @@ def value_table(chart: doc.Chart) -> doc.Table:
     columns = [doc.label("panel", "")] if len(chart.panels) > 1 else []
     columns.append(doc.label("x", chart.x.title or ""))
     unit = unit_on(chart.y, [mark.y for mark in chart.marks])
-    columns += [doc.Column(f"series {i}", name or "everything else", unit) for i, name in enumerate(names)]
+    columns += [doc.number(f"series {i}", name or "everything else", unit) for i, name in enumerate(names)]
     rows = []
     for title, panel in chart.panels.items():
         values = {(series.name, mark.x): mark for series in panel for mark in series.marks}
         for x in sorted({x for _, x in values}):
             marks = [values.get((name, x)) for name in names]
-            cells = [doc.Cell(mark.y, flags=mark.flags) if mark else doc.Cell() for mark in marks]
-            labels = [doc.Cell(text=title)] if len(chart.panels) > 1 else []
-            rows.append((*labels, doc.Cell(text=_label(chart, x)), *cells))
-    return doc.Table("values", tuple(columns), tuple(rows))
+            cells = [doc.TableCell(mark.y, flags=mark.flags) if mark else doc.TableCell() for mark in marks]
+            labels = [doc.TableCell(text=title)] if len(chart.panels) > 1 else []
+            rows.append((*labels, doc.TableCell(text=_label(chart, x)), *cells))
+    return doc.TableBlock("values", tuple(columns), tuple(rows))
 
 
-def _ends(chart: doc.Chart) -> doc.Table:
+def _ends(chart: doc.Chart) -> doc.TableBlock:
     """Return the number of points of each series that are drawn, and the least and the largest of them.
 
     Quantiles of the points that are drawn are not those of all values, of which a strip may leave out some.
@@ -390,8 +390,8 @@ def _ends(chart: doc.Chart) -> doc.Table:
     columns: doc.Columns[doc.Series] = [
         (doc.label("series", ""), lambda series: series.name),
         (doc.count("points"), lambda series: len(series.marks)),
-        (doc.Column("least", "least", unit), lambda series: min(mark.y for mark in series.marks)),
-        (doc.Column("largest", "largest", unit), lambda series: max(mark.y for mark in series.marks)),
+        (doc.number("least", "least", unit), lambda series: min(mark.y for mark in series.marks)),
+        (doc.number("largest", "largest", unit), lambda series: max(mark.y for mark in series.marks)),
     ]
     return doc.table_of("values", chart.series, columns)
 
@@ -406,7 +406,7 @@ def _label(chart: doc.Chart, x: float) -> doc.Text:
 # --- the timeline ----------------------------------------------------------------------------------------------------
 
 
-def _json(timeline: doc.Timeline) -> Markup:
+def _json(timeline: doc.TimelineChart) -> Markup:
     """Return the lanes for timeline.js: names and keys once, boxes as numbers in ns."""
     names = list(dict.fromkeys(box.name for *_, lane in timeline.lanes for box in lane.events))
     keys = list(timeline.labels)
@@ -442,7 +442,7 @@ def _box(box: Event, name: int, key: int) -> list[Any]:
     return [None if value is None else round(value) for value in numbers]
 
 
-def _lane_table(timeline: doc.Timeline) -> doc.Table:
+def _lane_table(timeline: doc.TimelineChart) -> doc.TableBlock:
     """Return the operations and the time of each lane by key."""
     rows = [
         (group, title, timeline.labels[key], float(count), ns)
@@ -450,5 +450,5 @@ def _lane_table(timeline: doc.Timeline) -> doc.Table:
         for key, (count, ns) in lane.totals.items()
     ]
     columns = [doc.label("group", "GPU"), doc.label("lane"), doc.label("class"), doc.count("operations"),
-               doc.Column("ns", "time", time_unit(row[-1] for row in rows))]  # fmt: skip
+               doc.number("ns", "time", time_unit(row[-1] for row in rows))]  # fmt: skip
     return doc.make_table("lanes", columns, rows)

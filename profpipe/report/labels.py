@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 from urllib.parse import unquote
 
-from profpipe.analysis.case_index import CPU_ROWS, Basis
+from profpipe.analysis.case_index import CPU_ROWS, TimeSource
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings import CaseResult, Findings, Iteration, WorkloadFindings
 from profpipe.report import document as doc
@@ -65,7 +65,7 @@ def is_on_cpu(findings: Findings) -> bool:
     return {breakdown.kind for breakdown in breakdowns if breakdown} == {"cpu_op"}
 
 
-def of_workload(name: str, findings: Findings) -> Text:
+def add_workload(name: str, findings: Findings) -> Text:
     """Return `` of attention`` where the run has several workloads."""
     return (" of ", Code(name)) if len(findings.workloads) > 1 else ""
 
@@ -92,24 +92,24 @@ _TIMES: Mapping[str, tuple[str, str, str, str]] = {
 }  # fmt: skip
 
 
-def quantity(basis: Basis | None, are_uneven: bool = False) -> str:
+def quantity(source: TimeSource | None, are_uneven: bool = False) -> str:
     """What the times of a workload are, in words. ``are_uneven``: steps of a case are, and their time is the mean."""
-    if basis is None:
+    if source is None:
         return ""
-    words = _TIMES[basis.quantity][0].replace(CPU_ROWS, basis.rows)
-    if basis.quantity == "step" and are_uneven:
+    words = _TIMES[source.quantity][0].replace(CPU_ROWS, source.rows)
+    if source.quantity == "step" and are_uneven:
         words += ", of uneven steps the mean"
-    return words if basis.profiler == "plain" else f"{words} ({basis.profiler})"
+    return words if source.profiler == "plain" else f"{words} ({source.profiler})"
 
 
-def of_what(basis: Basis | None) -> str:
+def write_what(source: TimeSource | None) -> str:
     """``per call``: what follows a time in a sentence."""
-    return _TIMES[basis.quantity][1].replace(CPU_ROWS, basis.rows) if basis else ""
+    return _TIMES[source.quantity][1].replace(CPU_ROWS, source.rows) if source else ""
 
 
-def samples(basis: Basis, counts: Iterable[int]) -> str:
+def samples(source: TimeSource, counts: Iterable[int]) -> str:
     """Return ``30 samples`` or ``3 to 5 steps``: what times are measured over, of each case so many."""
-    one, several = _TIMES[basis.quantity][2:]
+    one, several = _TIMES[source.quantity][2:]
     over = span(counts)
     return f"{over} {one if over == '1' else several}"
 
@@ -134,23 +134,23 @@ def fill(template: str, *parts: Text) -> tuple[doc.Inline, ...]:
     return tuple(inline for inline in filled if inline != "")
 
 
-def duration(ns: float | None, unit: Unit | None = None) -> doc.Number:
+def duration(ns: float | None, unit: Unit | None = None) -> doc.Amount:
     """Return a time in ``unit``, or in the unit in which it reads best."""
-    return doc.Number(ns, unit or time_unit([ns]))
+    return doc.Amount(ns, unit or time_unit([ns]))
 
 
 #: Ratios and shares.
-ratio, percent, margin = (partial(doc.Number, unit=unit) for unit in (RATIO, PERCENT, PLUS_MINUS))
+ratio, percent, margin = (partial(doc.Amount, unit=unit) for unit in (RATIO, PERCENT, PLUS_MINUS))
 
 
-def share_cell(share: float | None, flag: str | None = None) -> doc.Cell | None:
+def share_cell(share: float | None, flag: str | None = None) -> doc.TableCell | None:
     """Return a share as a percentage for a column whose title holds the sign."""
-    return None if share is None else doc.Cell(share, unit=PERCENT, flags=(flag,) if flag else ())
+    return None if share is None else doc.TableCell(share, unit=PERCENT, flags=(flag,) if flag else ())
 
 
-def with_share(ns: float, share: float, unit: Unit | None = None, is_strong: bool = False) -> doc.Cell:
+def make_time_cell(ns: float, share: float, unit: Unit | None = None, is_strong: bool = False) -> doc.TableCell:
     """Return a time followed by its share of the whole."""
-    return doc.Cell(ns, unit=unit, is_strong=is_strong, note=fill("({})", percent(share)))
+    return doc.TableCell(ns, unit=unit, is_strong=is_strong, note=fill("({})", percent(share)))
 
 
 def names(words: Sequence[str], most: int = 8) -> tuple[doc.Inline, ...]:

@@ -95,7 +95,7 @@ class Markdown:
             content = self.text(inline.content, in_table)
             target = self._target(inline.target) if inline.case is None else ""
             return f"[{content}]({target})" if target else content
-        return escape_inline(inline.unit.with_name(inline.value) if isinstance(inline, doc.Number) else inline)
+        return escape_inline(inline.unit.with_name(inline.value) if isinstance(inline, doc.Amount) else inline)
 
     def _target(self, target: str) -> str:
         """Return the address of a link; empty where there is nothing to link to."""
@@ -134,7 +134,7 @@ class Markdown:
                 longest = max((len(run) for run in re.findall(r"`{3,}", block.text)), default=2)
                 fence = "`" * (longest + 1)
                 return f"{fence}{block.language}\n{visible(block.text)}\n{fence}"
-            case doc.Table():
+            case doc.TableBlock():
                 return self.table(block)
             case doc.Chart():
                 path = quote(plot_path(block), errors="replace")
@@ -143,12 +143,12 @@ class Markdown:
             case doc.Details():
                 inner = "\n\n".join(map(self.block, block.blocks))
                 return f"<details><summary>{self.text(block.summary)}</summary>\n\n{inner}\n\n</details>"
-            case doc.Choice():
+            case doc.ViewChoice():
                 return "\n\n".join(map(self.block, block.views()))
-            case doc.Timeline():
+            case doc.TimelineChart():
                 return ""
 
-    def table(self, table: doc.Table) -> str:
+    def table(self, table: doc.TableBlock) -> str:
         """Return the table below its title; empty without rows."""
         if not table.rows:
             return ""
@@ -165,7 +165,7 @@ class Markdown:
         legend = ", ".join(f"*{letter}*: {escape(flag)}" for flag, letter in letters.items())
         return "\n\n".join(filter(None, [title, lines, legend]))
 
-    def _cell(self, cell: doc.Cell, column: doc.Column, letters: Mapping[str, str]) -> str:
+    def _cell(self, cell: doc.TableCell, column: doc.TableColumn, letters: Mapping[str, str]) -> str:
         content = escape_inline(cell.number(column)) or self.text(cell.text, in_table=True)
         content = f"**{content}**" if cell.is_strong and content else content
         flags = f"*{', '.join(letters.get(flag) or escape(flag) for flag in cell.flags)}*" if cell.flags else ""

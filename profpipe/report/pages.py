@@ -67,7 +67,7 @@ def paginate(document: doc.Document, most_lines: int = MOST_LINES) -> tuple[doc.
 
     SUMMARY.md ends with the titles of the sections in details.md. Blocks for report.html alone are on neither page.
     """
-    document = document.without(doc.Placement.HTML)
+    document = document.without(doc.OnPage.HTML)
     for most_rows in _ROWS:
         divided = _divide_all(document.sections, most_lines - _FRAME, most_rows)
         if not any(part.overflows for part in divided):
@@ -102,11 +102,11 @@ def _divide(section: Section, room: int, most_rows: int | None) -> _Divided:
     kept: list[doc.Block] = []
     moved: list[doc.Block] = []
     used, overflows = head, False
-    views = (block.views() if isinstance(block, doc.Choice) else (block,) for block in section.blocks)
+    views = (block.views() if isinstance(block, doc.ViewChoice) else (block,) for block in section.blocks)
     for block in itertools.chain.from_iterable(views):
-        if isinstance(block, doc.Table) and not block.rows:
+        if isinstance(block, doc.TableBlock) and not block.rows:
             continue
-        if overflows or block.placement is doc.Placement.DETAILS or isinstance(block, doc.Details):
+        if overflows or block.placement is doc.OnPage.DETAILS or isinstance(block, doc.Details):
             moved.append(block)
             continue
         first, rest = _cut(block, room - used, most_rows, section.id)
@@ -123,10 +123,12 @@ def _divide(section: Section, room: int, most_rows: int | None) -> _Divided:
     long = tuple(part.moved for part in parts if part.moved)
     is_alone = section.id in FINDINGS or not (moved or long)
     is_kept = bool(kept or short) or (bool(section.summary) and is_alone and head <= room)
-    empty = replace(section, blocks=(), sections=(), summary="")
+    id, title, workload = section.id, section.title, section.workload
     return _Divided(
-        kept=replace(section, blocks=tuple(kept), sections=short) if is_kept else empty,
-        moved=replace(section, blocks=tuple(moved), sections=long, summary="" if is_kept else section.summary),
+        kept=Section(id, title, tuple(kept), section.summary, workload, short)
+        if is_kept
+        else Section(id, title, workload=workload),
+        moved=Section(id, title, tuple(moved), "" if is_kept else section.summary, workload, long),
         lines=used if is_kept else 0,
         overflows=overflows or (bool(section) and not is_kept and head > room),
     )
@@ -134,7 +136,7 @@ def _divide(section: Section, room: int, most_rows: int | None) -> _Divided:
 
 def _lines(block: doc.Block) -> int:
     """Return the lines of ``block`` on the page, the blank line after it included."""
-    if isinstance(block, doc.Table):
+    if isinstance(block, doc.TableBlock):
         return len(block.rows) + 3 + 2 * (bool(block.title) + bool(block.flag_letters())) if block.rows else 0
     text = Markdown().block(block)
     return text.count("\n") + 2 if text else 0
@@ -143,7 +145,7 @@ def _lines(block: doc.Block) -> int:
 def _cut(block: doc.Block, room: int, most_rows: int | None, id: str) -> tuple[list[doc.Block], list[doc.Block]]:
     """Return the blocks that stay and those that move."""
     most = most_rows or room
-    if isinstance(block, doc.Table) and block.is_divisible and (len(block.rows) > most or _lines(block) > room):
+    if isinstance(block, doc.TableBlock) and block.is_divisible and (len(block.rows) > most or _lines(block) > room):
         fitting = min(most, room - (_lines(block) - len(block.rows)) - 2)
         if fitting < _LEAST_ROWS:
             return [], [block]
@@ -153,8 +155,9 @@ def _cut(block: doc.Block, room: int, most_rows: int | None, id: str) -> tuple[l
         fitting = min(room - 2, most)
         if len(block.items) > fitting + 1:
             more_items = _more(len(block.items) - fitting, "item", id)
-            first = replace(block, items=(*block.items[:fitting], more_items))
-            return [first], [replace(block, items=block.items[fitting:])]
+            parts = (*block.items[:fitting], more_items), block.items[fitting:]
+            first, rest = (doc.Bullets(items, block.placement, block.drawn) for items in parts)
+            return [first], [rest]
     return ([block], []) if _lines(block) <= room else ([], [block])
 
 

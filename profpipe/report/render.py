@@ -44,12 +44,12 @@ def build_pairs(findings: PairFindings, tables: Tables, run: Manifest) -> Docume
     sections = (
         verdicts.headline(findings, run),
         verdicts.forest(findings),
-        verdicts.verdicts(findings, run),
+        verdicts.verdicts(findings.cases, run),
         verdicts.failures(findings),
         warnings.unfinished(Findings(pending=findings.pending)),
         kernel_differences.failed_captures(findings),
         verdicts.spread(findings, run),
-        kernel_differences.kernel_differences(findings),
+        kernel_differences.kernel_differences(findings.cases),
         environment.environment(run),
         environment.commands(run),
     )
@@ -61,7 +61,7 @@ def build_pairs(findings: PairFindings, tables: Tables, run: Manifest) -> Docume
 
 def build(findings: Findings, tables: Tables, run: Manifest, raw: raw_files.RawFiles = NO_RAW_FILES) -> Document:
     """Return the document of a run: its sections in the order of the page, which begins with the answer."""
-    first = [replace(studies.study_table(s), id="first_studies") for s in findings.studies if s.entry.first]
+    first = [studies.study_table(study, id="first_studies") for study in findings.studies if study.entry.first]
     is_alone = len(findings.workloads) == 1
     answers: list[Section] = [headline.answers(findings.workloads), *(() if is_alone else first)]
     others: list[Section] = []
@@ -115,9 +115,7 @@ def _take_picture(sections: Iterable[Section]) -> tuple[Chart | None, list[Secti
     )
     picture = next((block for block in charts if isinstance(block, Chart)), None)
     if picture is not None:
-        remaining = [
-            replace(section, blocks=tuple(plots.without_chart(section.blocks, picture))) for section in remaining
-        ]
+        remaining = [replace(section, blocks=tuple(plots.drop_chart(section.blocks, picture))) for section in remaining]
     return picture, remaining
 
 
@@ -131,7 +129,7 @@ def _workload_sections(workload: WorkloadFindings, findings: Findings) -> Iterat
     yield step_times.costs(workload)
     yield step_times.ranks(workload)
     yield step_times.outliers(workload)
-    yield step_times.by_profiler(workload)
+    yield step_times.compare_profilers(workload)
     yield kernel_share.kernel_share(part)
     yield kernel_share.switch_cost(part)
     yield roofline.limits(workload, part)

@@ -10,19 +10,20 @@ from typing import Any, Final
 
 from profpipe.analysis import verdict
 from profpipe.analysis.case_index import Measure
+from profpipe.analysis.changes import Change, GateResult, MetricChange
 from profpipe.analysis.costs import Cost, find_costs
 from profpipe.analysis.findings import CaseResult, Findings, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import rows
 from profpipe.analysis.modules import ModuleTime, find_modules
-from profpipe.analysis.pairs import FIGURES, CaseVerdict, PairFindings, figures
+from profpipe.analysis.pairs import FIGURES, PairFindings, figures
 from profpipe.analysis.verdict import Judgement
 from profpipe.job import readable
 from profpipe.measure.tolerance import worst
 from profpipe.report import document as doc
 from profpipe.report.sections.kernel_differences import explain, variation
 from profpipe.report.sections.modules import MOST_MODULES
-from profpipe.report.sections.verdicts import foreign_modules, name, write_verdict
+from profpipe.report.sections.verdicts import foreign_modules, write_verdict
 from profpipe.results.manifest import Manifest, PairsEntry
 from profpipe.results.schema import Tables, Verdict
 
@@ -37,12 +38,11 @@ VERDICTS_VERSION: Final = 1
 _KEYS: Final = ["run", "workload", "case", "profiler"]
 
 
-def text(findings: Findings, tables: Tables, run: Manifest) -> str:
-    """Return the document as text with a line for each case, so that two of them can be compared line by line."""
-    content = document(findings, tables, run)
-    cases = content.pop("cases")
-    lines = ",\n".join(json.dumps(case, allow_nan=False) for case in cases)
-    return f'{json.dumps(content, allow_nan=False)[:-1]}, "cases": [\n{lines}\n]}}\n'
+def text(results: Mapping[str, Any]) -> str:
+    """Return the document as text with a line per case, so that two of them can be compared line by line."""
+    head = json.dumps({**results, "cases": []}, allow_nan=False).removesuffix("]}")
+    lines = ",\n".join(json.dumps(case, allow_nan=False) for case in results["cases"])
+    return f"{head}\n{lines}\n]}}\n"
 
 
 def document(findings: Findings, tables: Tables, run: Manifest) -> dict[str, Any]:
@@ -117,21 +117,21 @@ def _case(
             if name.startswith(("error_", "cosine"))
         }
         or None,
-        "is_accurate": None if case.accuracy is None else not case.accuracy.mark,
+        "is_accurate": None if case.accuracy is None else not case.accuracy.flag,
         "kernels": _kernels(case),
         "modules": _modules(workload, case.id),
         "limited_by": case.limit.limited_by.value if case.limit.limited_by else None,
-        "flags": list(case.marks),
-        "grades": {name: grade.value for name, grade in case.grades.items()},
+        "flags": list(case.flags),
+        "grades": {name: grade.value for name, (_, grade) in case.grades.items()},
     }
 
 
 def _time(workload: WorkloadFindings, time: Measure) -> dict[str, Any]:
-    assert workload.basis is not None
+    assert workload.time_source is not None
     low, high = time.interval or (None, None)
     return {
-        "of": workload.basis.quantity,
-        "profiler": workload.basis.profiler,
+        "of": workload.time_source.quantity,
+        "profiler": workload.time_source.profiler,
         "median": time.ns,
         "ci_low": low,
         "ci_high": high,
@@ -209,15 +209,15 @@ def verdict_document(
         "seed": run.ab.seed,
         "captures": run.ab.captures,
         "profiler": run.ab.profiler or None,
-        "gate": _gate(findings),
+        "gate": findings.gate and gate_document(findings.gate),
         "counts": {str(kind): findings.count(kind) for kind in Verdict},
         "expected_false": findings.false_verdicts,
         "statuses": {str(status): int(count) for status, count in statuses.items()},
         "cases": [
             {
                 **case_document(case),
-                "gate": case.gate and case.gate.value,
-                "kernels": kernels.get((case.workload, case.case), []),
+                "gate": findings.gate and findings.gate.judge(case).value,
+                "kernels": kernels.get(case.key, []),
             }
             for case in findings.cases
         ],
@@ -225,19 +225,17 @@ def verdict_document(
     }
 
 
-def _gate(findings: PairFindings) -> dict[str, Any] | None:
-    if findings.gate is None:
-        return None
+def gate_document(gate: GateResult) -> dict[str, Any]:
     return {
-        "percent": findings.percent,
-        "inconclusive": findings.undecided.value,
-        "result": findings.gate.value,
-        "failed": len(findings.failed),
-        "undecided": len(findings.open),
+        "percent": gate.percent,
+        "inconclusive": gate.undecided.value,
+        "result": gate.verdict.value,
+        "failed": len(gate.failed),
+        "undecided": len(gate.open),
     }
 
 
-def case_document(case: CaseVerdict) -> dict[str, Any]:
+def case_document(case: Change) -> dict[str, Any]:
     """Return a case without its gate and its kernels."""
     failure = case.failure
     return {
@@ -257,7 +255,7 @@ def case_document(case: CaseVerdict) -> dict[str, Any]:
     }
 
 
-def _energy(energy: CaseVerdict) -> dict[str, Any]:
+def _energy(energy: MetricChange) -> dict[str, Any]:
     """Return the verdict on the energy of a case, in J."""
     series = {"log_ratios": list(energy.log_ratios), "further_pairs": energy.further_pairs}
     return {"metric": energy.metric, "a": energy.a_ns, "b": energy.b_ns, **_judgement(energy.judgement), **series}
@@ -295,7 +293,7 @@ def _warnings(findings: PairFindings, settings: PairsEntry) -> Iterator[dict[str
         elif case.is_newly_inaccurate:
             yield {"kind": "inaccurate", "text": write_verdict(case)}
         if case.kernels and case.kernels.variations:
-            yield {"kind": "kernels_vary", "text": f"{name(case)}: {doc.plain(variation(case))}"}
+            yield {"kind": "kernels_vary", "text": f"{case.name}: {doc.plain(variation(case))}"}
     for capture in findings.failed_captures:
         text = f"{capture.workload}/{readable(capture.case)}, {capture.profiler}: {capture.status}: {capture.reason}"
         yield {"kind": "capture_failed", "text": text}

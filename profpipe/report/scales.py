@@ -140,7 +140,7 @@ def tip(mark: doc.Mark, chart: doc.Chart) -> str:
     lines = [cut(flat(where), 200), quantity(mark.y, chart.y)]
     if mark.low is not None and mark.high is not None:
         is_interval = chart.kind in (doc.ChartKind.INTERVALS, doc.ChartKind.FOREST)
-        words = "interval" if is_interval else "band" if chart.kind is doc.ChartKind.COURSE else "10 to 90 %"
+        words = "interval" if is_interval else "band" if chart.kind is doc.ChartKind.TREND else "10 to 90 %"
         lines.append(f"{words}: {quantity(mark.low, chart.y)} to {quantity(mark.high, chart.y)}")
     lines += [", ".join(mark.flags), cut(flat(mark.note), 300)]
     return "\n".join(dict.fromkeys(filter(None, lines)))
@@ -170,7 +170,7 @@ def upright(x: float, top: float, bottom: float, kind: str) -> Markup:
 
 
 def value_grid(axis: doc.Axis, y: Scale, left: float, right: float) -> Iterator[Markup]:
-    """Yield a line and a label for each tick of the y axis."""
+    """Yield a line and a label per tick of the y axis."""
     for value in y.ticks(axis.quantity):
         yield level(y(value), left, right, "grid")
         yield word(tick(value, axis), left - 8, y(value) + 4, "tick end")

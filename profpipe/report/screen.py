@@ -187,7 +187,7 @@ def _put(cell: str, width: int, is_numeric: bool) -> str:
 
 
 def _bars(bars: Sequence[Any], width: int, style: int) -> Iterator[str]:
-    """Yield a line for each bar, and the legend, which has the percentages of a lone bar."""
+    """Yield a line per bar, and the legend, which has the percentages of a lone bar."""
     parts = {name: key for *_, pieces in bars for key, name, _ in pieces}
     kernels = [name for name, key in parts.items() if key not in _FILLS]
     fills = {name: _FILLS.get(key) or _KERNELS[kernels.index(name) % len(_KERNELS)] for name, key in parts.items()}

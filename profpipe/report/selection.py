@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from profpipe.analysis.cases import Axes, in_words, is_number, running_axis, without
-from profpipe.analysis.findings import CaseResult, Shape, WorkloadFindings
+from profpipe.analysis.findings import CaseResult, PhaseFindings, Shape, WorkloadFindings
 from profpipe.job import as_text
 from profpipe.report import document as doc
 
@@ -16,9 +16,6 @@ _MAIN_CASES = 24
 
 #: Cases, and shapes of comparisons, up to which a page shows every shape; beyond, one of each of so many groups.
 _CASES, SHAPES, GROUPS = 100, 24, 8
-
-#: The findings of a workload that are each of one case.
-_OF_CASES = ("agreements", "ranks", "phases", "phase_work", "host_phases", "memory")
 
 
 def groups(workload: WorkloadFindings, *axes: str | None, most: int = GROUPS) -> list[Axes]:
@@ -72,10 +69,11 @@ def restrict(workload: WorkloadFindings, shapes: tuple[Shape, ...]) -> WorkloadF
     def keep_cases(findings: Iterable[Any]) -> tuple[Any, ...]:
         return tuple(finding for finding in findings if finding.case in cases)
 
-    kept: dict[str, Any] = {name: keep_cases(getattr(workload, name)) for name in _OF_CASES}
     return replace(
         workload,
-        **kept,
+        agreements=keep_cases(workload.agreements),
+        ranks=keep_cases(workload.ranks),
+        phases=PhaseFindings(**{name: keep_cases(rows) for name, rows in vars(workload.phases).items()}),
         shapes=shapes,
         steps=replace(
             steps,

@@ -48,7 +48,7 @@ def write_text(text: doc.Text, longest: int = LONGEST) -> str:
             parts.append(
                 write_text(inline.content, longest) + (f" in {doc.SUMMARY}" if inline.target.startswith("#") else "")
             )
-        elif isinstance(inline, doc.Number):
+        elif isinstance(inline, doc.Amount):
             parts.append(inline.unit.with_name(inline.value))
         else:
             parts.append(
@@ -57,7 +57,7 @@ def write_text(text: doc.Text, longest: int = LONGEST) -> str:
     return "".join(parts)
 
 
-def write_table(table: doc.Table) -> str:
+def write_table(table: doc.TableBlock) -> str:
     """Return aligned columns below the title and above the legend of the flags; empty without rows."""
     if not table.rows:
         return ""
@@ -70,7 +70,7 @@ def write_table(table: doc.Table) -> str:
     return "\n".join([*([title, ""] if title else []), *lines, *(["", legend] if legend else [])])
 
 
-def write_cells(table: doc.Table) -> tuple[list[str], list[list[str]]]:
+def write_cells(table: doc.TableBlock) -> tuple[list[str], list[list[str]]]:
     """Return the heads of the columns with their units, and the rows."""
     letters = table.flag_letters()
     head = [" ".join(filter(None, [write_text(column.title), column.unit_name])) for column in table.columns]
@@ -92,7 +92,7 @@ def align(rows: Sequence[Sequence[str]], are_numeric: Sequence[bool]) -> list[st
     ]
 
 
-def write_cell(cell: doc.Cell, column: doc.Column, letters: Mapping[str, str]) -> str:
+def write_cell(cell: doc.TableCell, column: doc.TableColumn, letters: Mapping[str, str]) -> str:
     """Return the number or the text of a cell, its note, and its flags, for which ``letters`` may stand."""
     content = cell.number(column) or write_text(cell.text)
     flags = f"({', '.join(letters.get(flag) or flag for flag in cell.flags)})" if cell.flags else ""
@@ -107,11 +107,11 @@ def write_block(block: doc.Block) -> str:
             return "\n".join(f"- {write_text(item)}" for item in block.items)
         case doc.CodeBlock():
             return "\n".join(f"    {visible(line)}" for line in block.text.splitlines())
-        case doc.Table():
+        case doc.TableBlock():
             return write_table(block)
-        case doc.Chart() | doc.Timeline():
+        case doc.Chart() | doc.TimelineChart():
             return ""
-        case doc.Choice():
+        case doc.ViewChoice():
             return "\n\n".join(map(write_block, block.views()))
         case doc.Details():
             return "\n\n".join(filter(None, [write_text(block.summary), *map(write_block, block.blocks)]))

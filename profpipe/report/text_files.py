@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings import CaseResult, Findings, WorkloadFindings
 from profpipe.job import as_text
-from profpipe.report import labels, results_json, selection
-from profpipe.report.document import Column, label, make_table
+from profpipe.report import labels, selection
+from profpipe.report.document import TableColumn, label, make_table
 from profpipe.report.sections import agreement, cases, kernel_share, kernels, phases, roofline, studies
 from profpipe.report.text import write_section, write_table
 from profpipe.report.units import Unit, number, size_unit
@@ -32,7 +32,6 @@ def texts(findings: Findings, tables: Tables, run: Manifest) -> dict[str, str]:
         "nsys_stats.txt": _nsys(tables),
         "ncu_memory_metrics.txt": _join_workloads(findings, lambda w: _ncu(w, kernels.MEMORY_FIGURES)),
         "ncu_compute_metrics.txt": _join_workloads(findings, lambda w: _ncu(w, kernels.COMPUTE_FIGURES)),
-        results_json.FILE: results_json.text(findings, tables, run),
     }
     return {name: text.rstrip() + "\n" for name, text in made.items() if text.strip()}
 
@@ -91,8 +90,8 @@ def _rates(rates: PeakRates) -> Iterator[str]:
 
 
 def _cases(workload: WorkloadFindings, chosen: Sequence[CaseResult]) -> str:
-    title = f"Every number by case. Time: {labels.quantity(workload.basis)}."
-    return write_table(cases.by_case(workload, chosen, title))
+    title = f"Every number by case. Time: {labels.quantity(workload.time_source)}."
+    return write_table(cases.make_case_table(workload, chosen, title))
 
 
 def _comparison(workload: WorkloadFindings, findings: Findings) -> str:
@@ -104,14 +103,14 @@ def _comparison(workload: WorkloadFindings, findings: Findings) -> str:
     parts = [_cases(workload, timed)]
     for shape in workload.shapes:
         place = f", {in_words(shape.axes)}" if shape.axes else ""
-        share = kernel_share.by_category(shape, labels.per_iteration(workload))
-        parts.append(write_table(replace(share, title=f"Kernel share ({workload.kernel_profiler}){place}")))
+        title = f"Kernel share ({workload.kernel_profiler}){place}"
+        parts.append(write_table(kernel_share.make_share_table(shape, labels.per_iteration(workload), title)))
         if shape.switch_costs:
-            costs = kernel_share.table(shape, of=labels.iteration(workload))
-            parts.append(write_table(replace(costs, title=f"{kernel_share.TITLE}{place}")))
+            title = f"{kernel_share.TITLE}{place}"
+            parts.append(write_table(kernel_share.table(shape, labels.iteration(workload), title)))
     if is_shortened:
         parts.append(write_table(roofline.table(workload, timed, False, "What limits it")))
-        parts.append(write_table(replace(phases.kernel_phases(workload, timed), title="By phase")))
+        parts.append(write_table(phases.kernel_phases(workload, timed, "By phase")))
         parts += [write_table(table) for table in (agreement.differences(workload), agreement.all_figures(workload))]
     return "\n\n".join(part for part in parts if part)
 
@@ -133,10 +132,10 @@ def _nsys(tables: Tables) -> str:
     sums = sums.sort_values("total_ns", ascending=False, kind="stable")
     all_ns = float(sums["total_ns"].sum())
     columns = (
-        Column("share", "%"),
-        Column("total_ns", "total", Unit("ns", 1.0)),
-        Column("launches", "launches"),
-        Column("mean_ns", "mean", Unit("ns", 1.0)),
+        TableColumn("share", "%"),
+        TableColumn("total_ns", "total", Unit("ns", 1.0)),
+        TableColumn("launches", "launches"),
+        TableColumn("mean_ns", "mean", Unit("ns", 1.0)),
         *map(label, ("class", "kind", "name")),
     )
     written = [
@@ -147,5 +146,5 @@ def _nsys(tables: Tables) -> str:
 
 
 def _ncu(workload: WorkloadFindings, figures: kernels.Figures) -> str:
-    table = kernels.ncu_table(workload.counters, workload.cases, figures)
+    table = kernels.ncu_table(workload.kernels.counters, workload.cases, figures)
     return write_table(table) if len(table.columns) > 3 else ""

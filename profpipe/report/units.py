@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 #: The text of a cell without a measurement.
 MISSING = "–"
@@ -89,11 +89,11 @@ class Unit:
 
     def per(self, iteration: str) -> Unit:
         """Return ``us/call`` for ``/call``."""
-        return replace(self, name=f"{self.name}{iteration}")
+        return Unit(f"{self.name}{iteration}", self.size, self.write)
 
     def signed(self) -> Unit:
         """Return the unit of a difference: ``+44.0``."""
-        return replace(self, write=signed)
+        return Unit(self.name, self.size, signed)
 
 
 #: Numbers that need no unit, and counts: whole where they are whole.

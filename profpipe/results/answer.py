@@ -12,14 +12,14 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import profpipe
 from profpipe import masking, plugins
 from profpipe.results import atomic
-from profpipe.stdio import as_json, visible, visible_line
+from profpipe.stdio import visible
 
 FILE: Final = ".answer.json"
 #: Bytes: a folder may come from somebody else.
@@ -30,10 +30,10 @@ TICK_NS: Final = 100_000_000
 
 @dataclass(frozen=True)
 class Answer:
-    """What ``ingest`` printed of the files, and its first screen. The rest is the state that they hold for.
+    """What ``ingest`` printed of the files, and its first screen. ``files`` stands for the files, options and code.
 
-    ``files`` stands for the files, options and code, and ``folder`` for what was written, with the code and the rest of
-    the answer: an edited one does not hold.
+    The file has a digest beside it, ``folder``, of what was written, the code and the answer: an edited one does not
+    hold.
     """
 
     printed: str
@@ -42,7 +42,6 @@ class Answer:
     #: The short JSON document (``profpipe.report.answer_json``), without paths.
     document: dict[str, Any]
     files: str
-    folder: str
 
 
 def state_of_files(paths: Sequence[Path], out: Path, *options: object) -> str:
@@ -68,8 +67,8 @@ def state_of_files(paths: Sequence[Path], out: Path, *options: object) -> str:
 
 def keep(folder: Path, files: str, printed: str, first_screen: list[list[Any]], document: dict[str, Any]) -> None:
     """Keep the answer in ``folder``, whose files are all written. ``files`` is their state before they were read."""
-    answer = Answer(_masked(printed), _masked(first_screen), document, files, "")
-    atomic.write_text(folder / FILE, json.dumps({**vars(answer), "folder": _state_of_folder(folder, answer)}))
+    content = vars(Answer(_masked(printed), _masked(first_screen), document, files))
+    atomic.write_text(folder / FILE, json.dumps({**content, "folder": _state_of_folder(folder, content)}))
 
 
 def find(folder: Path, files: str | None = None) -> Answer | None:
@@ -77,12 +76,14 @@ def find(folder: Path, files: str | None = None) -> Answer | None:
     try:
         if (folder / FILE).lstat().st_size > _LONGEST:
             return None
-        answer = Answer(**json.loads(atomic.read_regular(folder / FILE)))
-        holds = answer.folder == _state_of_folder(folder, answer) and (files is None or answer.files == files != "")
-    except (OSError, ValueError, TypeError, RecursionError):
+        content = dict(json.loads(atomic.read_regular(folder / FILE)))
+        state = content.pop("folder", None)
+        holds = state == _state_of_folder(folder, content) and (files is None or content.get("files") == files != "")
+        # The folder may come from another user. Its text may hold commands for the terminal; the screen writes them
+        # out.
+        return Answer(**{**content, "printed": visible(content["printed"])}) if holds else None
+    except (OSError, LookupError, ValueError, TypeError, RecursionError):
         return None
-    # The folder may come from another user. Its text may hold commands for the terminal; the screen writes them out.
-    return replace(answer, printed=visible(answer.printed)) if holds else None
 
 
 def _masked(node: Any) -> Any:
@@ -91,9 +92,9 @@ def _masked(node: Any) -> Any:
     return masking.mask_printed(node) if isinstance(node, str) else node
 
 
-def _state_of_folder(folder: Path, answer: Answer) -> str:
+def _state_of_folder(folder: Path, content: dict[str, Any]) -> str:
     stats = [_stats(place) for place in (folder, *sorted(folder.iterdir())) if place.is_dir()]
-    return _digest(_code(), stats, vars(replace(answer, folder="")))
+    return _digest(_code(), stats, {**content, "folder": ""})
 
 
 def _stats(folder: Path) -> list[tuple[Any, ...]]:
@@ -111,59 +112,3 @@ def _code() -> list[Any]:
 
 def _digest(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts).encode("utf-8", "surrogatepass")).hexdigest()
-
-
-# --- the short JSON document -----------------------------------------------------------------------------------------
-
-#: Bytes of the document, and of a text and a path in it. In a list of texts the first ones stand.
-MOST: Final = 8_000
-_LONGEST_TEXT: Final = 600
-_LONGEST_PATH: Final = 4_000
-_MOST_TEXTS: Final = 20
-#: Its lists. Where there is no room, the longest one loses its last entry; the bytes of some count less.
-_LISTS: Final = {"cases": 1.0, "files": 1.0, "findings": 0.5, "warnings": 0.5}
-
-
-def fit(document: dict[str, Any], most: int = MOST) -> dict[str, Any]:
-    """Return the document in at most ``most`` bytes of JSON. ``left_out`` has the number of entries without room."""
-    kept: dict[str, Any] = {
-        name: [_clean(entry) for entry in value] if name in _LISTS else _clean(value, name)
-        for name, value in document.items()
-    }
-    left: dict[str, Any] = kept.pop("left_out", {})
-    # `left_out` itself needs room.
-    excess = len(as_json(kept)) - most + 120
-    sizes = {name: [len(as_json(entry)) + 2 for entry in kept[name]] for name in _LISTS if name in kept}
-    totals = {name: _LISTS[name] * sum(lengths) for name, lengths in sizes.items()}
-    while excess > 0 and any(sizes.values()):
-        name = max(totals, key=lambda name: totals[name])
-        size = sizes[name].pop()
-        excess, totals[name] = excess - size, totals[name] - _LISTS[name] * size
-        kept[name].pop()
-        left[name] = left.get(name, 0) + 1
-    return {**kept, "left_out": {**left, "in": "--json=full"}} if left else kept
-
-
-def with_folder(document: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Return the document with the path of its results folder, to which the places in it are relative."""
-    return fit({**document, "folder": folder})
-
-
-def _clean(value: Any, name: str = "") -> Any:
-    """Return ``value`` without secrets, control characters and long texts."""
-    if isinstance(value, dict):
-        return {key: _clean(child, key) for key, child in value.items()}
-    if isinstance(value, list):
-        return [_clean(child) for child in value[:_MOST_TEXTS]]
-    if not isinstance(value, str):
-        return value
-    return clean_text(value, _LONGEST_PATH if name == "folder" else _LONGEST_TEXT)
-
-
-def clean_text(text: str, most: int) -> str:
-    """Return ``text`` without secrets and control characters, in at most ``most`` bytes of JSON."""
-    # Of a megabyte, only the beginning is looked at.
-    shown = visible_line(masking.mask_printed(text[: 4 * most]))
-    while len(as_json(shown)) > most:
-        shown = f"{shown[: min(len(shown) * 3 // 4, most)]}…"
-    return shown

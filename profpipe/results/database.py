@@ -283,7 +283,7 @@ def _placeholders(values: Sequence[str]) -> str:
 
 
 def _distinguish(times: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return ``times``, which are ordered by case, with a name for each set of a case's parameters."""
+    """Return ``times``, which are ordered by case, with a name per set of a case's parameters."""
     named_rows: list[dict[str, Any]] = []
     for _, group in itertools.groupby(times, key=lambda row: (row["workload"], row["case"])):
         rows = [{**row, "params": budget.load_json(row["params"] or "{}")} for row in group]

@@ -1,4 +1,4 @@
-"""The results folder: one folder for each run, a link to the latest run, locks, and the salt of the hashes."""
+"""The results folder: one folder per run, a link to the latest run, locks, and the salt of the hashes."""
 
 from __future__ import annotations
 

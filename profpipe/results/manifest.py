@@ -367,8 +367,9 @@ class Manifest:
         refused: Iterable[RefusedFile] = (),
         families: Mapping[str, str] = MappingProxyType({}),
         incidents: Iterable[Incident] = (),
+        private_files: tuple[str, ...] | None = None,
     ) -> Manifest:
-        """Return the manifest with a job, in place of an earlier try.
+        """Return the manifest with a job, in place of an earlier try, and with the private files of the run.
 
         ``files`` and ``refused`` are its files. ``families`` is the kernel family that each of its cases must run. The
         sources of ``incidents`` are relative to the job's folder.
@@ -381,6 +382,7 @@ class Manifest:
             files=(*earlier.files, *files),
             refused=(*earlier.refused, *refused),
             incidents=(*earlier.incidents, *job_incidents),
+            private_files=self.private_files if private_files is None else private_files,
             expects={**self.expects, entry.workload: {**self.expects.get(entry.workload, {}), **families}},
         )
 

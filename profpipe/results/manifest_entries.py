@@ -11,10 +11,10 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from profpipe import masking
-from profpipe.job import Ask, Command, Job, JobOutcome, Missing, Tool
+from profpipe.job import Command, Job, JobOutcome, Missing, RunTool, Tool
 from profpipe.results.manifest import (
     FileEntry,
     GitState,
@@ -41,8 +41,9 @@ def begin_run(
     command: Sequence[str] = (),
     planned: Iterable[Job] = (),
     secrets: Mapping[str, str] = MappingProxyType({}),
+    **described: Any,
 ) -> Manifest:
-    """Return the manifest of a run that starts now, without its machine, packages and git state.
+    """Return the manifest of a run that starts now. ``described`` are its machine, packages and git state.
 
     ``secrets`` are secret words of commands, and the text that replaces each of them.
     """
@@ -66,6 +67,7 @@ def begin_run(
         },
         planned=tuple(PlannedJob(*key, tuple(names)) for key, names in cases.items()),
         private_files=(),
+        **described,
     )
 
 
@@ -98,11 +100,11 @@ def published(pipeline: Pipeline, secrets: Mapping[str, str] = MappingProxyType(
     return read_recorded(masking.masker(secrets).mask_all(document))
 
 
-def job_entry(outcome: JobOutcome, commands: Iterable[Command], run_folder: Path) -> JobEntry:
-    """Return the entry of a job that ended, without its devices and what a later run reuses."""
+def job_entry(outcome: JobOutcome, commands: Iterable[Command], run_folder: Path, **measured: Any) -> JobEntry:
+    """Return the entry of a job that ended. ``measured`` are its devices and what a later run reuses."""
     job = outcome.job
     files = (path for path in outcome.files if path.exists())
-    span = job.options.get("capture") or {}
+    span = job.settings.capture
     return JobEntry(
         workload=job.workload,
         profiler=job.profiler,
@@ -115,14 +117,15 @@ def job_entry(outcome: JobOutcome, commands: Iterable[Command], run_folder: Path
         seconds=round(outcome.seconds, 3),
         returncode=outcome.returncode,
         argv=tuple(
-            tuple(job.secrets.get(word) or job.masked(job.portable(word)) for word in command.argv)
+            tuple(job.launch.secrets.get(word) or job.masked(job.portable(word)) for word in command.argv)
             for command in commands
         ),
         folder=str(job.folder.relative_to(run_folder)),
         log=str((job.folder / "log.txt").relative_to(run_folder)),
         files=tuple(StoredFile(str(path.relative_to(run_folder)), path.stat().st_size) for path in files),
-        lane=job.lane or None,
-        span={name: span[name] for name in ("after_s", "for_s")} if "goes_on" in span and "whole" not in span else None,
+        lane=job.launch.slot or None,
+        span={"after_s": span.after_s, "for_s": span.for_s} if span and span.is_chosen and not span.is_whole else None,
+        **measured,
     )
 
 
@@ -140,7 +143,7 @@ def git_argv(folder: Path, *words: str) -> list[str]:
     return ["git", "--no-optional-locks", *options, "-C", str(folder), *words]
 
 
-def git_state(ask: Ask, folder: Path) -> GitState:
+def git_state(ask: RunTool, folder: Path) -> GitState:
     """Return the state of the checkout that holds ``folder``."""
     commit = ask(git_argv(folder, "rev-parse", "HEAD"))
     if commit is None or len(commit.split()) != 1:

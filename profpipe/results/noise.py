@@ -18,7 +18,7 @@ from profpipe.results import database
 from profpipe.results.manifest import Manifest
 
 
-class Source(str, Enum):
+class SpreadSource(str, Enum):
     """What showed the spread between processes."""
 
     #: A-A pairs of `profpipe ab --aa`: processes one right after the other.
@@ -39,7 +39,7 @@ class Sample:
     ratio minus 1, with ``degrees`` of freedom.
     """
 
-    source: Source
+    source: SpreadSource
     origin: str
     workload: str
     case: str
@@ -57,7 +57,7 @@ class Spread:
 
     spread: float
     degrees: float
-    counts: Mapping[Source, int]
+    counts: Mapping[SpreadSource, int]
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ class Noise:
     between: Spread | None = None
 
     @property
-    def of_pairs(self) -> Spread | None:
+    def pair_spread(self) -> Spread | None:
         """The spread of two processes one right after the other: of one session where that is known."""
         return self.within or self.between
 
     @property
-    def of_runs(self) -> Spread | None:
+    def run_spread(self) -> Spread | None:
         """The spread of processes of two runs: the larger one, for runs vary at least as much as one session."""
         spreads = [spread for spread in (self.between, self.within) if spread]
         return max(spreads, key=lambda spread: spread.spread, default=None)
@@ -125,8 +125,8 @@ def read_of(out: Path, name: str, device: str, driver: str) -> Model:
         rows_by_case.setdefault((row["workload"], row["case"]), []).append(row)
     return {
         key: Noise(
-            pool([row for row in case_rows if row["source"] != Source.RUNS]),
-            pool([row for row in case_rows if row["source"] == Source.RUNS]),
+            pool([row for row in case_rows if row["source"] != SpreadSource.RUNS]),
+            pool([row for row in case_rows if row["source"] == SpreadSource.RUNS]),
         )
         for key, case_rows in rows_by_case.items()
     }
@@ -138,9 +138,9 @@ def pool(rows: Sequence[Mapping[str, Any]]) -> Spread | None:
     if not degrees:
         return None
     variance = sum(row["degrees"] * math.log1p(row["spread"]) ** 2 for row in rows) / degrees
-    counts: dict[Source, int] = {}
+    counts: dict[SpreadSource, int] = {}
     for row in rows:
-        source = Source(row["source"])
+        source = SpreadSource(row["source"])
         counts[source] = counts.get(source, 0) + row["n"]
     return Spread(math.expm1(math.sqrt(variance)), degrees, counts)
 
@@ -149,8 +149,8 @@ def read_floors(out: Path, manifest: Manifest) -> dict[str, dict[str, float]]:
     """Return by workload and case the spread of two processes one right after the other, as a ratio minus 1."""
     floors: dict[str, dict[str, float]] = {}
     for (workload, case), noise in read(out, manifest).items():
-        if noise.of_pairs:
-            floors.setdefault(workload, {})[case] = noise.of_pairs.spread
+        if noise.pair_spread:
+            floors.setdefault(workload, {})[case] = noise.pair_spread.spread
     return floors
 
 

@@ -12,7 +12,7 @@ from typing import Final
 from profpipe.results.manifest import PairsEntry
 
 
-class Block(Enum):
+class PairBlock(Enum):
     FIRST = "first"
     GATE = "gate"
     FURTHER = "further"
@@ -30,11 +30,11 @@ VISITS: Final = 8
 OFFERED: Final = 20
 
 
-def block_of(pair: int, settings: PairsEntry) -> Block:
+def block_of(pair: int, settings: PairsEntry) -> PairBlock:
     """Return the block of the pair with this number."""
     if pair <= settings.pairs:
-        return Block.FIRST
-    return Block.GATE if pair < first_further(settings) else Block.FURTHER
+        return PairBlock.FIRST
+    return PairBlock.GATE if pair < first_further(settings) else PairBlock.FURTHER
 
 
 def is_trial(pair: int, workload: str, settings: PairsEntry) -> bool:
@@ -45,7 +45,7 @@ def is_trial(pair: int, workload: str, settings: PairsEntry) -> bool:
 def is_long(pair: int, workload: str, settings: PairsEntry) -> bool:
     """Return True if a process of the pair visits each case several times."""
     is_longer = workload in settings.longer and pair > TRIAL
-    return is_longer or block_of(pair, settings) is Block.FURTHER
+    return is_longer or block_of(pair, settings) is PairBlock.FURTHER
 
 
 def first_further(settings: PairsEntry) -> int:

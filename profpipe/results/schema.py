@@ -97,15 +97,15 @@ class Column:
 class Table:
     """One table: its name, what a row is, and its columns in order.
 
-    Runs of earlier versions may lack the files of a table that ``is_new``; it is then empty. A table that
-    ``is_picture`` holds what one picture or section shows: it is written as Parquet only, and only with rows.
+    Runs of earlier versions may lack the files of a table that ``is_new``; it is then empty. A table that is
+    ``parquet_only`` holds what one picture or section shows: it is written only with rows.
     """
 
     name: str
     row: str
     columns: tuple[Column, ...]
     is_new: bool = False
-    is_picture: bool = False
+    parquet_only: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -132,12 +132,12 @@ _COLUMN: Final = re.compile(r"\n    (\w+) +(\w+) +(.+(?:\n      .+)*)")
 
 
 def _table(
-    name: str, row: str, columns: str, is_new: bool = False, is_picture: bool = False, **values: tuple[str, ...]
+    name: str, row: str, columns: str, is_new: bool = False, parquet_only: bool = False, **values: tuple[str, ...]
 ) -> Table:
     """Read the columns from their text: name, type and meaning, which may go on in further lines."""
     groups = (match.groups() for match in _COLUMN.finditer(_KEY + columns))
     read = tuple(Column(key, dtype, " ".join(text.split()), values.get(key, ())) for key, dtype, text in groups)
-    return Table(name, row, read, is_new, is_picture)
+    return Table(name, row, read, is_new, parquet_only)
 
 
 def _values(of: type[Enum]) -> tuple[str, ...]:
@@ -372,7 +372,7 @@ TIMELINE: Final = _table(
     bytes        Float64 of a copy or set: its size; NA if that is not recorded
     """,
     is_new=True,
-    is_picture=True,
+    parquet_only=True,
 )
 
 
@@ -403,7 +403,7 @@ MODULES: Final = _table(
     """,
     part=_values(Pass),
     is_new=True,
-    is_picture=True,
+    parquet_only=True,
 )
 
 
@@ -545,7 +545,7 @@ class Origin:
     #: What the rows of kind ``cpu_op`` are, where they are no CPU operators: ``Python functions``.
     rows: str = ""
 
-    def with_sums(self, durations_ns: pd.Series[Any], in_case: Any) -> Origin:
+    def add_sums(self, durations_ns: pd.Series[Any], in_case: Any) -> Origin:
         """Return the origin with the sums of all kernels: their times, one each, and which of them lie in a case.
 
         With a kernel whose time is missing the sums of times are None.
@@ -553,8 +553,13 @@ class Origin:
         if durations_ns.isna().any():
             return replace(self, launches=len(durations_ns))
         total, inside = float(durations_ns.sum()), float(durations_ns[in_case].sum())
-        summed = replace(self, total_ns=total, attributed_ns=inside, unattributed_ns=total - inside)
-        return replace(summed, launches=len(durations_ns))
+        return replace(
+            self,
+            launches=len(durations_ns),
+            total_ns=total,
+            attributed_ns=inside,
+            unattributed_ns=total - inside,
+        )
 
 
 def empty(table: Table) -> pd.DataFrame:
@@ -611,7 +616,7 @@ class Tables:
     #: The rank of the file's process and how many ranks its job has, where the file states both.
     rank_of: tuple[int, int] | None = None
 
-    def with_columns(self, **values: Any) -> Tables:
+    def set_columns(self, **values: Any) -> Tables:
         """Return the tables with one value for each of these columns. A table without such a column stays as it is."""
         changed: dict[str, Any] = {}
         for table in PARSED:

@@ -51,7 +51,7 @@ def save(folder: Path, data: Tables, manifest: Manifest, stored: Tables | None =
         if stored is not None and frame is getattr(stored, table.name):
             continue
         path = folder / f"{table.name}.parquet"
-        if len(frame) or not table.is_picture:
+        if len(frame) or not table.parquet_only:
             atomic.write(path, functools.partial(frame.to_parquet, index=False, compression="zstd"))
         else:
             # A run without rows has no such file.
@@ -67,7 +67,7 @@ def save(folder: Path, data: Tables, manifest: Manifest, stored: Tables | None =
 def save_csv(folder: Path, data: Tables) -> None:
     """Write the tables as CSV too; ``save`` has written the cases."""
     for table in schema.ALL:
-        if not table.is_picture and table is not schema.CASES:
+        if not table.parquet_only and table is not schema.CASES:
             _save_csv(folder, table, getattr(data, table.name))
 
 
@@ -185,7 +185,7 @@ def _read_parquet(path: Path, table: schema.Table) -> pd.DataFrame:
             return _checked(table, read.to_pandas())
     # Damaged metadata of pandas ends in a LookupError or AttributeError of pyarrow.
     except (*_DAMAGED, LookupError, AttributeError, OSError, NotImplementedError) as error:
-        remedy = "Remove it: the report is then without it." if table.is_picture else _REMEDY
+        remedy = "Remove it: the report is then without it." if table.parquet_only else _REMEDY
         raise ConfigError(str(path), f"is not the table that profpipe wrote: {error}.", remedy) from None
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from profpipe.job import Job, Missing
+from profpipe.job import Job, Missing, Span
 from profpipe.profilers import find_traits
 from profpipe.runner import artifacts
 
@@ -24,16 +23,15 @@ def adapt(job: Job, plain: Job, failure: str, seconds: float) -> Job:
     """
     if failure:
         remedy = "Mend it, then start a new run."
-        return replace(
-            job, tool=Missing(job.profiler, f"the program failed under plain: {failure.rstrip('.')}", remedy)
-        )
+        why = f"the program failed under plain: {failure.rstrip('.')}"
+        return replace(job, tool=Missing(job.profiler, why, remedy))
     if artifacts.starts_no_python(plain):
         return _bounded(_remove_hook(job, "the program starts no Python"), seconds)
     if artifacts.imports_no_torch(plain):
         return _bounded(_remove_hook(job, "the program imports no torch"), seconds)
     if (steps := artifacts.steps_of_calls(plain, job.profiler)) is not None:
-        return replace(job, options={**job.options, "steps": steps})
-    if job.is_hooked and not job.options.get("collect") and not artifacts.has_steps(plain):
+        return job.change_settings(steps=steps)
+    if job.is_hooked and not job.settings.collect and not artifacts.has_steps(plain):
         return _bounded(job, seconds)
     return job
 
@@ -41,21 +39,20 @@ def adapt(job: Job, plain: Job, failure: str, seconds: float) -> Job:
 def _bounded(job: Job, seconds: float) -> Job:
     """Return ``job`` so that it records the whole program, or a span in its middle where it is long."""
     span_s = find_traits(job.profiler).span_s
-    if isinstance(job.tool, Missing) or span_s is None or job.options.get("capture") or job.nodes > 1:
+    if isinstance(job.tool, Missing) or span_s is None or job.settings.capture or job.launch.nodes > 1:
         return job
-    span: dict[str, Any] = {"after_s": float((seconds - span_s) // 2), "for_s": span_s}
-    if seconds <= _WHOLE_S:
-        span = {"after_s": 0.0, "for_s": _MOST_S, "whole": True}
-    goes_on = bool(span.get("whole")) or not job.options["steps"]["stop"]
-    chosen = {**span, "on_gpu": job.on_gpu, "goes_on": goes_on}
-    return replace(job, options={**job.options, "capture": chosen})
+    is_whole = seconds <= _WHOLE_S
+    after_s, for_s = (0.0, _MOST_S) if is_whole else (float((seconds - span_s) // 2), span_s)
+    goes_on = is_whole or not job.settings.steps.stop
+    span = Span(after_s, for_s, is_chosen=True, goes_on=goes_on, is_whole=is_whole, on_gpu=job.launch.on_gpu)
+    return job.change_settings(capture=span)
 
 
 def _remove_hook(job: Job, why: str) -> Job:
     traits = find_traits(job.profiler)
-    if traits.needs_torch and not job.options.get("collect"):
+    if traits.needs_torch and not job.settings.collect:
         what = f"{why}, and {traits.title or job.profiler} records torch only"
         return replace(job, tool=Missing(job.profiler, what, "Use nsys."))
     if traits.needs_hook and not traits.needs_torch:
         return job
-    return replace(job, options={**job.options, "hook": False})
+    return job.change_settings(hook=False)

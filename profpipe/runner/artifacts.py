@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
 from profpipe import origins, ranges
+from profpipe.config.settings import ChosenSteps
 from profpipe.ingest.steps import accounting, calls
 from profpipe.job import Command, Job
 from profpipe.measure import event_lines
@@ -77,10 +77,10 @@ def collect(job: Job, before: Mapping[Path, Stamp | None]) -> None:
 
 
 def _find_collected(job: Job) -> Iterator[Path]:
-    pattern = job.options.get("collect")
+    pattern = job.settings.collect
     if not pattern or job.script is not None or job.profiler != "torch":
         return
-    root = Path(Path(pattern).anchor or job.cwd)
+    root = Path(Path(pattern).anchor or job.launch.cwd)
     yield from sorted(path for path in root.glob(pattern.removeprefix(Path(pattern).anchor)) if path.is_file())
 
 
@@ -139,7 +139,7 @@ def loads_hook(job: Job) -> bool:
 
     Instead of steps, it may record a span of time for the profilers that work inside the process.
     """
-    is_span = job.script is None and bool(job.options.get("hook") and job.options.get("capture"))
+    is_span = job.script is None and bool(job.settings.hook and job.settings.capture)
     return job.is_hooked or (is_span and (job.profiler == "plain" or find_traits(job.profiler).needs_hook))
 
 
@@ -150,7 +150,10 @@ def variables(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
     another Python. The hook finds profpipe without it.
     """
     traits = find_traits(job.profiler)
-    common = {ranges.PROFILER_VARIABLE: traits.ranges or job.profiler, **origins.variables(job.roots, job.folder)}
+    common = {
+        ranges.PROFILER_VARIABLE: traits.ranges or job.profiler,
+        **origins.variables(job.launch.roots, job.folder),
+    }
     if not loads_hook(job):
         return common
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
@@ -159,11 +162,13 @@ def variables(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
         "folder": str(job.folder),
         "stem": job.stem,
         "profiler": traits.ranges or job.profiler,
-        "nodes": job.nodes,
-        **{name: job.options.get(name) for name in ("steps", "torch", "collect")},
+        "nodes": job.launch.nodes,
+        "steps": job.settings.steps.model_dump(),
+        "torch": job.settings.torch.model_dump(),
+        "collect": job.settings.collect,
     }
-    if span := job.options.get("capture"):
-        settings["capture"] = {**span, "started_s": time.monotonic()}
+    if span := job.settings.capture:
+        settings["capture"] = {**span.as_json(), "started_s": time.monotonic()}
     return {
         **common,
         "PROFPIPE_HOOK": json.dumps(settings),
@@ -230,12 +235,12 @@ def has_results(job: Job) -> bool:
 
 def has_steps(job: Job) -> bool:
     """Return True if a process of the job's command made steps, or the user said what a step is."""
-    chosen = job.options["steps"]
-    return bool(_step_times(job)) or bool(chosen["range"] or chosen["forward"])
+    steps = job.settings.steps
+    return bool(_step_times(job)) or bool(steps.range or steps.forward)
 
 
-def steps_of_calls(job: Job, profiler: str) -> dict[str, Any] | None:
-    """Return which calls ``profiler`` records as steps, as settings of steps; None where calls are no steps.
+def steps_of_calls(job: Job, profiler: str) -> ChosenSteps | None:
+    """Return which calls ``profiler`` records as steps, None where calls are no steps.
 
     None also where the user asked for calls, and so chose the first steps. ``job`` ran under plain.
 
@@ -244,22 +249,24 @@ def steps_of_calls(job: Job, profiler: str) -> dict[str, Any] | None:
     Where several steps of an optimizer are an iteration, iterations are recorded.
     """
     times_by_rule = _step_times(job)
-    steps = job.options["steps"] if job.is_hooked else {}
+    steps = job.settings.steps
+    if not job.is_hooked:
+        return None
     optimizer_ns = np.array([wall for wall, _ in times_by_rule.get("optimizer", ())])
-    if steps and times_by_rule.keys() == {"optimizer"} and (iteration := accounting.find_iteration(optimizer_ns)):
+    if times_by_rule.keys() == {"optimizer"} and (iteration := accounting.find_iteration(optimizer_ns)):
         offset, stride = iteration
-        warmup = max(-(-(int(steps["warmup"]) - offset) // stride), 1)
-        measure = max(-(-int(steps["measure"]) // stride), min(_FEWEST_ITERATIONS, int(steps["measure"])))
-        return {**steps, "stride": stride, "offset": offset, "warmup": warmup, "measure": measure}
-    if steps.get("forward", True) or times_by_rule.keys() != {"forward"}:
+        warmup = max(-(-(steps.warmup - offset) // stride), 1)
+        measure = max(-(-steps.measure // stride), min(_FEWEST_ITERATIONS, steps.measure))
+        return ChosenSteps.of(steps, stride=stride, offset=offset, warmup=warmup, measure=measure)
+    if steps.forward or times_by_rule.keys() != {"forward"}:
         return None
     walls, texts = zip(*times_by_rule["forward"], strict=True)
     parts = calls.divide(list(map(calls.read, texts)), walls)
     whole = [part for part in parts if part.is_step]
     if not whole or any(calls.read(text).thread for text in texts):
-        return {**steps, "forward": True}
+        return ChosenSteps.of(steps, forward=True)
     size = whole[0].last - whole[0].first + 1
-    measure = int(steps["measure"]) * size
+    measure = steps.measure * size
     time, count = np.zeros(len(walls)), np.zeros(len(walls))
     for part in whole:
         time[part.first], count[part.first] = sum(walls[part.first : part.last + 1]), 1
@@ -268,15 +275,10 @@ def steps_of_calls(job: Job, profiler: str) -> dict[str, Any] | None:
     is_settled = (time_of <= _SETTLED * np.median(time[count > 0]) * count_of) & (2 * size * count_of >= measure)
     # ncu records one call.
     prompts = [part.first for part in parts if part.kind == schema.PREFILL and profiler != "ncu"]
-    firsts = (first for first in [*prompts, *(part.first for part in whole)] if steps["warmup"] <= first < len(time_of))
-    first = next((first + ranges.CALLS_BEFORE_STEPS for first in firsts if is_settled[first]), steps["warmup"])
-    return {
-        **steps,
-        "forward": True,
-        "module": calls.read(texts[whole[0].first]).module,
-        "warmup": first,
-        "measure": measure,
-    }
+    firsts = (first for first in [*prompts, *(part.first for part in whole)] if steps.warmup <= first < len(time_of))
+    first = next((first + ranges.CALLS_BEFORE_STEPS for first in firsts if is_settled[first]), steps.warmup)
+    module = calls.read(texts[whole[0].first]).module
+    return ChosenSteps.of(steps, forward=True, module=module, warmup=first, measure=measure)
 
 
 #: So many iterations are recorded at least.
@@ -330,7 +332,7 @@ def explain_missing_records(job: Job, seconds: float) -> str:
 
 def _explain_other_profiler(job: Job) -> str:
     """Return that the program has a profiler, where that left no trace and kept profpipe's from recording one."""
-    if job.profiler != "torch" or job.options.get("collect") or any(job.folder.glob(f"{job.stem}.*.pt.trace.json.gz")):
+    if job.profiler != "torch" or job.settings.collect or any(job.folder.glob(f"{job.stem}.*.pt.trace.json.gz")):
         return ""
     lines = (line for path in job.records for line in event_lines.read(path, "hook")[0])
     notes = (str(line["text"]) for line in lines if line["hook"] == "note")
@@ -347,12 +349,12 @@ def _explain(job: Job) -> str:
     if not counts and not (job.folder / f"hook.{job.stem}.torch").exists():
         binary = "Another program can open an NVTX range in each step, which --step-range REGEX names."
         return f"no process imported torch. A loop in Python can call profpipe.step(). {binary}"
-    if not counts and job.options["steps"]["forward"]:
+    if not counts and job.settings.steps.forward:
         return f"no module of torch was called. {by_hand}"
     if not counts:
         whole = " After plain, as with -p plain,torch, it is recorded without steps." * (job.profiler == "torch")
         return f"no optimizer of torch stepped. {by_hand} For inference: steps: {{forward: true}}.{whole}"
-    most, warmup = max(counts), job.options["steps"]["warmup"]
+    most, warmup = max(counts), job.settings.steps.warmup
     if most <= (0 if job.profiler == "plain" else warmup):
         remedy = "Set --warmup-steps or steps.warmup lower"
         which = f"and the first {warmup} are warm-up. {remedy}" if most else "which did not end"
@@ -362,19 +364,17 @@ def _explain(job: Job) -> str:
 
 def _explain_short(job: Job, seconds: float) -> str:
     """Return that a program ended before the span of time that was to be recorded of it."""
-    span = job.options.get("capture") if job.script is None else None
-    return (
-        f"the program ended before capture.after_s ({span['after_s']:g} s)."
-        if span and seconds < span["after_s"]
-        else ""
-    )
+    span = job.settings.capture
+    is_short = span is not None and seconds < span.after_s
+    return f"the program ended before capture.after_s ({span.after_s:g} s)." if span and is_short else ""
 
 
 def _explain_span(job: Job, seconds: float) -> str:
+    span = job.settings.capture
     if not _loaded(job).exists():
         return _NOT_LOADED
-    span = job.options["capture"]
-    end_s = span["after_s"] + span["for_s"]
+    assert span
+    end_s = span.after_s + span.for_s
     if not (job.folder / f"hook.{job.stem}.torch").exists():
         if seconds < end_s:
             return "no process imported torch."
@@ -385,18 +385,18 @@ def _explain_span(job: Job, seconds: float) -> str:
     if why := _explain_short(job, seconds):
         return why
     if not any(map(_has_begun, job.records)):
-        if span.get("on_gpu"):
+        if span.on_gpu:
             return "no process used a GPU through torch."
         return (
             f"no process with torch ran during the capture, which ended {end_s:g} s after the start. {_LATER} if the "
             "program was still starting."
         )
-    if span.get("goes_on") and not any(job.folder.glob(f"{job.stem}.*.pt.trace.json.gz")):
+    if span.goes_on and not any(job.folder.glob(f"{job.stem}.*.pt.trace.json.gz")):
         return "the program ran no operator of torch while torch.profiler recorded."
-    has_traces = job.options.get("collect") or any(job.folder.glob(f"{job.stem}.*.pt.trace.json.gz"))
+    has_traces = job.settings.collect or any(job.folder.glob(f"{job.stem}.*.pt.trace.json.gz"))
     if job.profiler == "torch" and not has_traces:
         return (
-            f"no operator of torch ran in the {span['for_s']:g} s of the capture. Send requests during that time. "
+            f"no operator of torch ran in the {span.for_s:g} s of the capture. Send requests during that time. "
             f"{_LATER} if the program was still starting."
         )
     return ""

@@ -24,7 +24,7 @@ from profpipe.profilers import find_traits
 from profpipe.results import manifest, manifest_entries, store
 from profpipe.results.manifest import JobEntry, Manifest
 from profpipe.runner import guided_ncu
-from profpipe.runner.request import Machine, RunRequest
+from profpipe.runner.request import ExaminedMachine, RunRequest
 
 # --- the model -------------------------------------------------------------------------------------------------------
 # Seconds on an H100. They give 131 s for the 24 cases of pipeline.yaml under four profilers, of 134 s that were
@@ -99,7 +99,7 @@ class Estimates:
     overhead_ratios: list[float] = field(default_factory=list)
 
     @classmethod
-    def read(cls, request: RunRequest, machine: Machine, before: Path | None = None) -> Estimates:
+    def read(cls, request: RunRequest, machine: ExaminedMachine, before: Path | None = None) -> Estimates:
         """Read the newest runs in the results folder, of those older than the run in ``before``.
 
         So a resumed run has the estimates with which it began.
@@ -192,7 +192,7 @@ class Estimates:
 
     def total_s(self, jobs: Sequence[Job], slots: int = 1) -> float | None:
         """Return the seconds of a run of ``jobs`` with so many of them side by side; None where one is not known."""
-        lanes, alone_s, groups = [0.0] * slots, 0.0, dict[str, int]()
+        slot_s, alone_s, groups = [0.0] * slots, 0.0, dict[str, int]()
         for job in self.longest_first(jobs):
             seconds = self.seconds(job)
             if seconds is None:
@@ -200,9 +200,9 @@ class Estimates:
             if not job.group:
                 alone_s += seconds
                 continue
-            lane = groups.setdefault(job.group, lanes.index(min(lanes)))
-            lanes[lane] += seconds
-        return alone_s + max(lanes) + self.own_s(jobs)
+            slot = groups.setdefault(job.group, slot_s.index(min(slot_s)))
+            slot_s[slot] += seconds
+        return alone_s + max(slot_s) + self.own_s(jobs)
 
     def longest_first(self, jobs: Sequence[Job]) -> list[Job]:
         """Return the jobs with those of long groups before those of short ones, so that all GPUs end together.
@@ -270,12 +270,12 @@ def _settings(workload: Workload) -> dict[str, Any]:
 
 def _own_s(run: Manifest) -> float | None:
     """Return the seconds of profpipe itself in a run, without its start; None where the record does not say."""
-    lanes: dict[str | None, float] = {}
+    slot_s: dict[str | None, float] = {}
     for entry in run.jobs:
         if not entry.reused_from:
-            lanes[entry.lane] = lanes.get(entry.lane, 0.0) + entry.seconds
-    alone_s = lanes.pop(None, 0.0)
-    own_s = (run.seconds or 0.0) - alone_s - max(lanes.values(), default=0.0)
+            slot_s[entry.lane] = slot_s.get(entry.lane, 0.0) + entry.seconds
+    alone_s = slot_s.pop(None, 0.0)
+    own_s = (run.seconds or 0.0) - alone_s - max(slot_s.values(), default=0.0)
     # Of a run that was killed and resumed, a part of the time is not known. A damaged record may hold any number.
     return own_s if 0 < own_s < math.inf else None
 

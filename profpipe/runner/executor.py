@@ -42,15 +42,15 @@ from profpipe.measure import case_order
 from profpipe.profilers import find_traits
 from profpipe.results import atomic, raw_files
 from profpipe.runner import (
-    ahead,
     artifacts,
     failure_reasons,
     outcome,
+    prestart,
     process,
 )
-from profpipe.runner.ahead import Ahead, Start
 from profpipe.runner.job_log import Attempt, JobLog, ProcessEnd
-from profpipe.runner.outcome import Result
+from profpipe.runner.outcome import JudgedAttempt
+from profpipe.runner.prestart import Prestart, Start
 from profpipe.runner.process import Child, GracePeriods, InterruptCounter, SupervisorError
 from profpipe.runner.slurm import queue
 
@@ -68,22 +68,22 @@ class Context:
     grace: GracePeriods
     interrupts: InterruptCounter
     oom_cases: dict[tuple[str, str], list[Case]]
-    ahead: Ahead
+    prestart: Prestart
     profilers: Mapping[str, Profiler]
     #: The jobs that have not been started.
     upcoming: list[Job] = field(default_factory=list)
 
-    def start_ahead(self) -> None:
+    def prestart_next(self) -> None:
         """Start the processes of the next jobs that the harness runs alone, and that no earlier runner has begun."""
 
         def starts() -> Iterator[tuple[Job, Start]]:
-            for job in (*self.upcoming, *self.ahead.following):
+            for job in (*self.upcoming, *self.prestart.following):
                 if job.script and job.processes == 1 and isinstance(job.tool, Tool) and not os.path.lexists(job.log):
                     command = self.profilers[job.profiler].commands(job)[0]
                     if command.argv == workload_argv(job):
                         yield job, _start(command, job)
 
-        self.ahead.start(starts(), self.grace)
+        self.prestart.start(starts(), self.grace)
 
 
 # --- one job: as many attempts as its crashes require ----------------------------------------------------------------
@@ -110,13 +110,12 @@ def carry_out(job: Job, profiler: Profiler, context: Context) -> JobOutcome:
             problem = results[-1].problem
             why = f"{problem.status}: {problem.reason}" if problem else "started before"
             context.listener.message(f"{job.title}: {why}. A new process runs the remaining cases: {len(pending)}")
-        results.append(_run_attempt(replace(job, cases=pending, part=log.last_part() + 1), profiler, log, context))
+        results.append(_run_attempt(job.select_cases(pending, log.last_part() + 1), profiler, log, context))
     _remember_oom(job, results, context)
-    merged = _merge_results(job, results, pruned, profiler, log, interrupted=context.interrupts.count > 0)
-    return replace(merged, incidents=(*damage, *merged.incidents))
+    return _merge_results(job, results, pruned, profiler, log, damage, interrupted=context.interrupts.count > 0)
 
 
-def _is_over(results: Sequence[Result], context: Context) -> bool:
+def _is_over(results: Sequence[JudgedAttempt], context: Context) -> bool:
     """Return True if another process makes no sense.
 
     One process that starts no case may be chance, for a tool sometimes loses its agent. Two in a row are not.
@@ -126,31 +125,35 @@ def _is_over(results: Sequence[Result], context: Context) -> bool:
 
 
 def _cases_larger_than_oom(
-    job: Job, cases: Sequence[Case], results: Sequence[Result], context: Context
+    job: Job, cases: Sequence[Case], results: Sequence[JudgedAttempt], context: Context
 ) -> Iterator[str]:
     """Yield the ids of ``cases`` that are larger in every dimension than a case that ran out of memory in any job."""
-    if not job.options.get("skip_larger_after_oom", False):
+    if not job.settings.skip_larger_after_oom:
         return
     _remember_oom(job, results, context)
     smaller = context.oom_cases.get((job.workload, job.profiler), ())
     yield from (c.id for c in cases if any(case_order.is_larger(c.params, other.params) for other in smaller))
 
 
-def _remember_oom(job: Job, results: Sequence[Result], context: Context) -> None:
+def _remember_oom(job: Job, results: Sequence[JudgedAttempt], context: Context) -> None:
     oom_cases = context.oom_cases.setdefault((job.workload, job.profiler), [])
     oom_cases += [case for result in results for case in result.oom_cases() if case not in oom_cases]
 
 
 def _merge_results(
     job: Job,
-    results: Sequence[Result],
+    results: Sequence[JudgedAttempt],
     pruned: Mapping[str, Outcome],
     profiler: Profiler,
     log: JobLog,
+    damage: Sequence[Incident],
     *,
     interrupted: bool,
 ) -> JobOutcome:
-    """Merge the results of all attempts. There is none where every case is too large to be tried."""
+    """Merge the results of all attempts, and the ``damage`` to the log.
+
+    There is no result where every case is too large to be tried.
+    """
     outcomes = {case: ended for result in results for case, ended in result.outcomes.items()}
     for case in results[-1].pending if results else ():
         if interrupted:
@@ -175,7 +178,8 @@ def _merge_results(
     }
     recorded = {case: ended for result in results for case, ended in result.recorded.items()}
     restarts = [result for result in results[:-1] if result.problem and not result.outcomes]
-    incidents = [Incident(IncidentKind.RESTARTED, "log.txt", r.problem.reason) for r in restarts if r.problem]
+    reasons = [result.problem.reason for result in restarts if result.problem]
+    incidents = [*damage, *(Incident(IncidentKind.RESTARTED, "log.txt", reason) for reason in reasons)]
     if job.script is None and results and not results[-1].problem:
         ended_by = failure_reasons.ended_by(results[-1].returncode, job.command)
         incidents += [Incident(IncidentKind.ENDED, "log.txt", f"{ended_by} ended it")] if ended_by else []
@@ -185,7 +189,7 @@ def _merge_results(
         end=next(problems, outcome.OK),
         seconds=sum(result.seconds for result in results),
         last_s=results[-1].seconds if results else 0.0,
-        used=results[-1].used if results else (),
+        used=results[-1].ends[0].used if results and results[-1].ends else (),
         returncode=results[-1].returncode if results else None,
         files={path: case for of_part in files.values() for path, case in of_part.items()},
         interrupted=interrupted,
@@ -199,7 +203,7 @@ def _merge_results(
 # --- one attempt: the workload's process, then the exports of its report ---------------------------------------------
 
 
-def _run_attempt(job: Job, profiler: Profiler, log: JobLog, context: Context) -> Result:
+def _run_attempt(job: Job, profiler: Profiler, log: JobLog, context: Context) -> JudgedAttempt:
     # Recordings hold the environment. Until the private files are known, only their owner may enter the folder.
     job.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     attempt = log.begin(job.part, [case.id for case in job.cases])
@@ -208,7 +212,7 @@ def _run_attempt(job: Job, profiler: Profiler, log: JobLog, context: Context) ->
     return _run_commands(job, profiler, attempt, log, context)
 
 
-def _run_commands(job: Job, profiler: Profiler, attempt: Attempt, log: JobLog, context: Context) -> Result:
+def _run_commands(job: Job, profiler: Profiler, attempt: Attempt, log: JobLog, context: Context) -> JudgedAttempt:
     """Run the commands of the attempt that have no end yet, as long as each leaves a usable file for the next one."""
     commands, ends = profiler.commands(job), attempt.ends
     for number in range(len(ends), len(commands)):
@@ -230,12 +234,12 @@ def _read_output(job: Job, end: ProcessEnd) -> str:
     return job.masked(artifacts.read_output(job.folder / "log.txt", end.log))
 
 
-def _load_results(job: Job, profiler: Profiler, log: JobLog, context: Context) -> list[Result]:
+def _load_results(job: Job, profiler: Profiler, log: JobLog, context: Context) -> list[JudgedAttempt]:
     """Return the results of an earlier runner that still count, and make the exports that are missing."""
     results = []
     for attempt in list(log.attempts):
         cases = job.cases if attempt.cases is None else [case for case in job.cases if case.id in attempt.cases]
-        attempt_job = replace(job, part=attempt.part, cases=tuple(cases))
+        attempt_job = job.select_cases(cases, attempt.part)
         commands = profiler.commands(attempt_job)
         removed = bool(attempt.ends) and _is_removed(commands, attempt, attempt_job, profiler)
         if removed:
@@ -287,7 +291,9 @@ def _valid_ends(commands: Sequence[Command], attempt: Attempt, job: Job) -> list
 
 def _describe_case(case: Case, job: Job) -> dict[str, object]:
     """Return what the harness needs of a case: what it publishes, and the values of secret parameters."""
-    hidden = {name: value for name, value in revealed(case.params, job.hidden).items() if value != case.params[name]}
+    hidden = {
+        name: value for name, value in revealed(case.params, job.launch.hidden).items() if value != case.params[name]
+    }
     return {"id": case.id, "params": dict(case.params), **({"hidden": hidden} if hidden else {})}
 
 
@@ -295,15 +301,16 @@ def _specification(job: Job) -> dict[str, object]:
     """Return what ``profpipe.measure.harness`` reads."""
     traits = find_traits(job.profiler)
     names = ("workload", "profiler", "warmup", "repeats", "processes", "stem", "part")
+    values = {**vars(job.settings), **vars(job), "stem": job.stem}
     return {
-        **{name: getattr(job, name) for name in names},
+        **{name: values[name] for name in names},
         "script": str(job.script),
         "folder": str(job.folder),
         "cases": [_describe_case(case, job) for case in job.cases],
-        "options": dict(job.options),
+        "options": job.dump_settings(),
         **({"inside": str(traits.inside), "suffix": traits.suffix} if traits.inside else {}),
         **({"ranges": traits.ranges} if traits.ranges else {}),
-        **({"secrets": dict(job.secrets)} if job.secrets else {}),
+        **({"secrets": dict(job.launch.secrets)} if job.launch.secrets else {}),
     }
 
 
@@ -317,25 +324,27 @@ def _run_command(command: Command, job: Job, log: JobLog, context: Context) -> P
         end = _start_and_wait(command, job, log, context)
         has_begun = log.attempts[-1].ended or log.attempts[-1].inside or context.interrupts.count
         has_failed = bool(end.returncode or end.missing) and end.stopped is None
-        if start == _MAX_STARTS or command.false_start is None or not has_failed or has_begun:
+        if start == _MAX_STARTS or command.retry_pattern is None or not has_failed or has_begun:
             break
-        if not command.false_start.search(_read_output(job, end)):
+        if not command.retry_pattern.search(_read_output(job, end)):
             break
         lost_s += end.seconds
         context.listener.message(f"{job.title}: {job.profiler} failed before it ran the workload; starting it again")
         time.sleep(start * _RESTART_PAUSE_S)
-    if command.otherwise and end.missing and not end.returncode and not end.stopped and not context.interrupts.count:
+    if command.fallback and end.missing and not end.returncode and not end.stopped and not context.interrupts.count:
         why = artifacts.explain_missing_records(job, end.seconds) or "no step was recorded"
         context.listener.message(f"{job.title}: {why.rstrip('.')}. Running it again to record the whole process")
         lost_s += end.seconds
-        end = _start_and_wait(command.otherwise, job, log, context)
+        end = _start_and_wait(command.fallback, job, log, context)
     return replace(end, seconds=end.seconds + lost_s)
 
 
 def _start(command: Command, job: Job) -> Start:
     mark = {process.JOB_VARIABLE: str(job.folder)}
-    env = {**process.job_variables(job), **queue.step_variables(job), **job.env, **command.env, **mark}
-    return Start(command.argv, {**env, **artifacts.variables(job, env)} if command.runs_workload else env, job.cwd)
+    env = {**process.job_variables(job), **queue.step_variables(job), **job.launch.env, **command.env, **mark}
+    return Start(
+        command.argv, {**env, **artifacts.variables(job, env)} if command.runs_workload else env, job.launch.cwd
+    )
 
 
 def _start_and_wait(command: Command, job: Job, log: JobLog, context: Context) -> ProcessEnd:
@@ -352,9 +361,9 @@ def _start_and_wait(command: Command, job: Job, log: JobLog, context: Context) -
         output_begin = output.tell()
         try:
             # A workload that outlives its tool is a process that the tool left running.
-            linger_s = job.timeout_s if command.may_outlive_tool else context.grace.linger_s
+            linger_s = job.settings.timeout_s if command.may_outlive_tool else context.grace.linger_s
             grace = replace(context.grace, linger_s=linger_s)
-            taken = context.ahead.take(job, start, output) if command.runs_workload else None
+            taken = context.prestart.take(job, start, output) if command.runs_workload else None
             started = taken or process.start(start.argv, start.env, output, start.cwd, grace)
         except (OSError, SupervisorError) as error:
             stopped = _failed(job, Cause.NOT_STARTABLE, f"could not be started: {error}")
@@ -363,9 +372,9 @@ def _start_and_wait(command: Command, job: Job, log: JobLog, context: Context) -
             # Processes import beside the imports of a process that has just been started, and never beside the samples
             # that the process of this slot takes without a profiler.
             if command.runs_workload and (taken is None or job.profiler != "plain"):
-                context.start_ahead()
+                context.prestart_next()
             stopped, was_due, ended = _attend(started, command, job, log, context)
-            ahead.finish(taken, output)
+            prestart.finish(taken, output)
             # What a server returns when the runner ends it says nothing.
             returncode, seconds = 0 if was_due else started.returncode, ended - started.began
             used = started.used
@@ -480,8 +489,8 @@ def _is_reporting(command: Command, job: Job, started: Child) -> bool:
 def _stop_condition(command: Command, job: Job, log: JobLog, context: Context) -> Callable[[], Outcome | None]:
     """Return a function that reads the events and says whether the process must stop: a time limit, or an interrupt."""
     # After a limit or an interrupt, an export still saves the results. Neither of them stops the export.
-    case_timeout_s = job.options.get("case_timeout_s") if command.runs_workload else None
-    limits = [(job.timeout_s, "timeout_s")]
+    case_timeout_s = job.settings.case_timeout_s if command.runs_workload else None
+    limits = [(job.settings.timeout_s, "timeout_s")]
     if case_timeout_s and job.script is None:
         limits.append((case_timeout_s, "case_timeout_s"))
     limit_s, setting = min(limits)

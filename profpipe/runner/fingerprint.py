@@ -84,7 +84,7 @@ def _sources(planned: Iterable[Job]) -> dict[str, dict[str, str]]:
     digests: dict[str, dict[str, str]] = {}
     for job in planned:
         words = ("", *job.command[1:]) if job.command and os.sep not in job.command[0] else job.command
-        files = job_cache.hash_sources(replace(job, command=words), job.env)
+        files = job_cache.hash_sources(replace(job, command=words), job.launch.env)
         digests.setdefault(job.workload, {}).update(job_cache.digests(files))
     return digests
 

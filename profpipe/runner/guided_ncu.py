@@ -14,16 +14,16 @@ import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import pandas as pd
 
 from profpipe.ingest import ncu as guide_file
 from profpipe.ingest.ncu import Choice, Guide
-from profpipe.job import Case, Job, Missing
+from profpipe.job import Case, GuidedKernels, Job, Missing
 from profpipe.profilers import ALL
 from profpipe.results.schema import FAILED, Tables
 
@@ -53,7 +53,7 @@ _LIKE: Final = 1.2
 
 def is_guided(job: Job) -> bool:
     """Return True if the captures of other profilers choose the kernels of ``job``."""
-    return job.profiler == "ncu" and job.options.get("ncu", {}).get("kernels") == "guided"
+    return job.profiler == "ncu" and job.settings.ncu.kernels == "guided"
 
 
 def jobs(
@@ -76,23 +76,22 @@ def jobs(
             continue
         captured = {case.id: captured_kernels(data, job, case) for case in job.cases}
         chosen = {case.id: _choices(job, case, captured[case.id], read) for case in job.cases if len(captured[case.id])}
-        if job.is_hooked:
-            # Of a capture with steps ncu records one step, and counts the launches from its begin.
-            sources = [str(rows["source"].iloc[-1]) for rows in captured.values() if len(rows)]
-            by_step = any(bool((read(source)["iteration"] != 0).any()) for source in sources)
-            job = _change_ncu_options(job, by_step=by_step)
+        # Of a capture with steps ncu records one step, and counts the launches from its begin.
+        sources = [str(rows["source"].iloc[-1]) for rows in captured.values() if len(rows)] if job.is_hooked else []
+        by_step = any(bool((read(source)["iteration"] != 0).any()) for source in sources) if job.is_hooked else None
         kept = _unchanged_groups(chosen, earlier.get(job.folder, ()))
         others = {case: choices for case, choices in chosen.items() if not any(case in group for group in kept)}
         groups = kept + _groups(others, {case: set(rows["kernel"]) for case, rows in captured.items()})
-        made += [_narrow(job, group) for group in groups]
+        made += [_narrow(job, job.folder, group, by_step) for group in groups]
         if left := tuple(case for case in job.cases if case.id not in chosen):
-            made.append(replace(job, cases=left, folder=job.folder / "unguided", tool=_NO_GUIDE))
+            unguided = job.select_cases(left).move_to(job.folder / "unguided")
+            made.append(replace(unguided, tool=_NO_GUIDE))
     return made
 
 
 def chosen(job: Job) -> tuple[Choice, ...]:
     """Return the launches that ncu profiles in ``job``, which ``jobs`` has made."""
-    return tuple(Choice(**entry) for entry in job.options.get("ncu", {}).get("chosen", ()))
+    return job.guided.chosen if job.guided else ()
 
 
 def missed_kernels(done: Iterable[Job], data: Tables) -> list[Job]:
@@ -116,28 +115,22 @@ def missed_kernels(done: Iterable[Job], data: Tables) -> list[Job]:
                 c for c in of_case if not any((job.workload, name, c.kernel) in captured for name in (case.id, ""))
             ]
             if len(absent) < len(of_case):
-                for choice in absent:
-                    narrowed = _narrow(replace(job, folder=job.folder.parent), {choice.case: (choice,)})
-                    alone.append(_change_ncu_options(narrowed, adds=True))
+                by_step = job.guided.by_step if job.guided else None
+                alone += [_narrow(job, job.folder.parent, {c.case: (c,)}, by_step, adds=True) for c in absent]
     return alone
 
 
 def adds_kernels(job: Job) -> bool:
     """Return True if ``job`` only adds kernels to the cases of another job."""
-    return bool(job.options.get("ncu", {}).get("adds"))
+    return job.guided is not None and job.guided.adds
 
 
 def preview(job: Job) -> Job:
     """Return ``job`` as `--dry-run` shows it. Its kernels are not known before the run."""
     if not is_guided(job):
         return job
-    largest = f"the {job.options['ncu']['top']} largest kernels of each case"
-    return _change_ncu_options(job, pattern=largest, invocations=["one launch of each"])
-
-
-def _change_ncu_options(job: Job, **changed: Any) -> Job:
-    """Return ``job`` with changed options of ncu."""
-    return replace(job, options={**job.options, "ncu": {**job.options["ncu"], **changed}})
+    largest = f"the {job.settings.ncu.top} largest kernels of each case"
+    return replace(job, guided=GuidedKernels(largest, ("one launch of each",)))
 
 
 _NO_GUIDE: Final = Missing(
@@ -157,7 +150,7 @@ def captured_kernels(data: Tables, job: Job, case: Case) -> pd.DataFrame:
     """Return the kernels of ``case`` in the first capture that has any, without those that ncu excludes."""
     kernels = data.kernels
     mine = kernels[(kernels["workload"] == job.workload) & (kernels["case"] == case.id) & (kernels["kind"] == "kernel")]
-    if unwanted := job.options["ncu"].get("exclude"):
+    if unwanted := job.settings.ncu.exclude:
         wanted = [re.search(unwanted, str(name)) is None for name in mine["kernel"]]
         mine = mine[pd.Series(wanted, index=mine.index, dtype=bool)]
     captured = next((profiler for profiler in GUIDES if (mine["profiler"] == profiler).any()), "")
@@ -167,7 +160,7 @@ def captured_kernels(data: Tables, job: Job, case: Case) -> pd.DataFrame:
 def top_kernels(rows: pd.DataFrame, job: Job) -> tuple[str, ...]:
     """Return the names of the ``ncu.top`` largest kernels of a capture by total time."""
     totals = rows.groupby("kernel", sort=True)["total_ns"].sum().sort_values(ascending=False, kind="stable")
-    return tuple(totals.index[: job.options["ncu"]["top"]])
+    return tuple(totals.index[: job.settings.ncu.top])
 
 
 def _choices(job: Job, case: Case, rows: pd.DataFrame, launches: Launches) -> tuple[Choice, ...]:
@@ -234,18 +227,17 @@ def _groups(chosen: _Group, launched: Mapping[str, set[str]]) -> list[_Group]:
     return groups
 
 
-def _narrow(job: Job, group: _Group) -> Job:
-    """Return ``job`` for the cases of ``group`` and their chosen launches."""
+def _narrow(job: Job, below: Path, group: _Group, by_step: bool | None, adds: bool = False) -> Job:
+    """Return ``job`` for the cases of ``group`` and their chosen launches, with its folder below ``below``."""
     guide = tuple(choice for choices in group.values() for choice in choices)
     names = dict.fromkeys(choice.kernel for choice in guide)
     regex = pattern(names)
     cases = tuple(case for case in job.cases if case.id in group)
     # The name contains the choice: a resumed run with another choice, from a new capture, needs another job.
     text = "\n".join([*(case.id for case in cases), regex, guide_file.to_json(guide)])
-    folder = job.folder / f"guided-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-    chosen = [asdict(choice) for choice in guide]
-    job = replace(job, cases=cases, folder=folder)
-    return _change_ncu_options(job, pattern=regex, invocations=guide_file.invocations(guide), chosen=chosen)
+    folder = below / f"guided-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    guided = GuidedKernels(regex, tuple(guide_file.invocations(guide)), guide, by_step, adds)
+    return replace(job.select_cases(cases).move_to(folder), guided=guided)
 
 
 def pattern(names: Iterable[str]) -> str:

@@ -76,7 +76,7 @@ def dependencies(
     """Return everything that the job's numbers depend on, by a readable name; empty where its tool is missing."""
     if not isinstance(job.tool, Tool):
         return {}
-    variables = {**environment, **job.env}
+    variables = {**environment, **job.launch.env}
     relevant = {name: value for name, value in variables.items() if not name.startswith("LC_")}
     gpus = [{name: gpu.get(name) for name in _GPU} for gpu in machine.get("gpus", ())]
     # The first entry is the folder of the program, or with ``python -m`` the current folder.
@@ -84,12 +84,15 @@ def dependencies(
     return {
         "its cases": [(case.id, dict(case.params)) for case in job.cases],
         "its repeats": _repeats(job),
-        "its options": {name: value for name, value in job.options.items() if name not in _LIMITS},
+        "its options": {name: value for name, value in job.dump_settings().items() if name not in _LIMITS},
         **{f"variable {name}": value for name, value in relevant.items() if name not in _IRRELEVANT},
         "the profiler": asdict(job.tool),
         # Without the run's folder and the name of this Python, which change no number.
         "its command": [
-            ["{python}" if word == job.python else word.replace(str(job.folder), "{job}") for word in command.argv]
+            [
+                "{python}" if word == job.launch.python else word.replace(str(job.folder), "{job}")
+                for word in command.argv
+            ]
             for command in commands
         ],
         "its program": str(_find_program(job, variables) or ""),
@@ -106,7 +109,7 @@ def _repeats(job: Job) -> tuple[Any, ...]:
     of_processes = (job.repeat, job.captures, job.interleaved)
     if job.script is None:
         return of_processes
-    return (job.warmup, job.repeats, *(of_processes if job.is_repeated else ()))
+    return (job.settings.warmup, job.settings.repeats, *(of_processes if job.is_repeated else ()))
 
 
 def digests(inputs: Mapping[str, Any]) -> dict[str, str]:
@@ -127,18 +130,18 @@ def possible_outputs(job: Job, began: float, ended: float) -> set[str]:
 
 def hash_sources(job: Job, variables: Mapping[str, str]) -> dict[str, list[str]]:
     """Return the hashes of the job's files, of the files that these import, and of the harness."""
-    sources = _drop_packages(map(Path, filter(None, job.env.get("PYTHONPATH", "").split(os.pathsep))))
+    sources = _drop_packages(map(Path, filter(None, job.launch.env.get("PYTHONPATH", "").split(os.pathsep))))
     hashes: dict[str, list[str]] = {}
     harness: set[Path] = set()
     if job.script:
-        starts, roots = [job.script], [job.cwd, job.script.parent, *sources]
+        starts, roots = [job.script], [job.launch.cwd, job.script.parent, *sources]
         package_dir = Path(__file__).resolve().parents[2]
         start = package_dir / "profpipe" / "measure" / "harness.py"
         harness = trace_imports([start], _drop_packages([package_dir]))
     else:
         harness = set((Path(ranges.__file__).parent / "hook").rglob("*.py")) if artifacts.loads_hook(job) else set()
         starts = [*_files_in_words(job), *filter(None, [_find_program(job, variables)])]
-        roots = [job.cwd, *(path.parent for path in starts), *sources]
+        roots = [job.launch.cwd, *(path.parent for path in starts), *sources]
         for option, name in itertools.pairwise(job.command):
             if option == "-m" and all(map(str.isidentifier, name.split("."))):
                 starts += _module_files(f"{name}.__main__", roots)
@@ -172,11 +175,11 @@ def _files_in_words(job: Job) -> list[Path]:
             return False  # the word is too long for a name, or has a NUL byte
 
     words = (text for word in job.command for text in (word, word.partition("=")[2], word.rpartition("=")[2]))
-    return [job.cwd / text for text in dict.fromkeys(words) if text and is_file(job.cwd / text)]
+    return [job.launch.cwd / text for text in dict.fromkeys(words) if text and is_file(job.launch.cwd / text)]
 
 
 def _shown(path: Path, job: Job) -> str:
-    return str(path.relative_to(job.cwd)) if path.is_relative_to(job.cwd) else path.name
+    return str(path.relative_to(job.launch.cwd)) if path.is_relative_to(job.launch.cwd) else path.name
 
 
 def _hash(path: Path) -> str:
@@ -190,6 +193,7 @@ def _hash(path: Path) -> str:
 def trace_imports(paths: Iterable[Path], roots: Sequence[Path]) -> set[Path]:
     """Return ``paths`` and the Python files below ``roots`` that they import, as far as import statements say."""
     traced: set[Path] = set()
+    looked_up: set[tuple[str, tuple[Path, ...]]] = set()  # many files import the same names
     waiting = [path.resolve() for path in paths]
     while waiting:
         path = waiting.pop()
@@ -198,7 +202,10 @@ def trace_imports(paths: Iterable[Path], roots: Sequence[Path]) -> set[Path]:
         traced.add(path)
         if path.suffix == ".py" and os.access(path, os.R_OK):
             for level, name in _read_imports(path.read_bytes()):
-                waiting += _module_files(name, [path.parents[level - 1]] if level else roots)
+                places = (path.parents[level - 1],) if level else tuple(roots)
+                if (name, places) not in looked_up:
+                    looked_up.add((name, places))
+                    waiting += _module_files(name, places)
     return traced
 
 

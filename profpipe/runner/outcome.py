@@ -22,8 +22,8 @@ LARGER_THAN_OOM = Outcome(
 
 
 @dataclass(frozen=True)
-class Result:
-    """What became of an attempt. ``job`` has the cases and the number of the attempt.
+class JudgedAttempt:
+    """What became of an attempt. ``job`` has the cases and the number of the attempt, ``ends`` those of its commands.
 
     ``problem`` is None where all files are there and all cases ended. ``recorded`` are the outcomes that the workload's
     process wrote itself, ``outcomes`` those that the runner knows better. ``pending`` are the cases that a later
@@ -37,13 +37,20 @@ class Result:
     outcomes: Mapping[str, Outcome]
     pending: tuple[Case, ...]
     recorded: Mapping[str, Outcome]
+    ends: tuple[ProcessEnd, ...] = ()
     started_a_case: bool = True
-    seconds: float = 0.0
-    used: tuple[float, ...] = ()
-    returncode: int | None = None
     unrecoverable: bool = False
     retried: frozenset[str] = frozenset()
     has_files: bool = True
+
+    @property
+    def seconds(self) -> float:
+        return sum(end.seconds for end in self.ends)
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code of the workload's process."""
+        return self.ends[0].returncode if self.ends else None
 
     def oom_cases(self) -> list[Case]:
         outcomes = {**self.recorded, **self.outcomes}
@@ -57,7 +64,7 @@ def judge(
     read_output: Callable[[ProcessEnd], str],
     *,
     retries_kill: bool = False,
-) -> Result:
+) -> JudgedAttempt:
     """Judge an attempt that has ended. ``read_output`` returns the output of a process.
 
     With ``retries_kill``, what a SIGKILL from outside took is pending: it says nothing about the case.
@@ -83,19 +90,17 @@ def judge(
             keeps_status = problem.status in (Status.SKIPPED, Status.INTERRUPTED)
             status = problem.status if keeps_status else Status.FAILED
             outcomes |= dict.fromkeys(profile_lost, replace(problem, status=status, profile_lost=True))
-    started_a_case, returncode = bool(inside or recorded), first.returncode
+    started_a_case = bool(inside or recorded)
     status = problem.status if problem else Status.OK
-    return Result(
+    return JudgedAttempt(
         job,
         problem,
         outcomes,
         pending=tuple(case for case in job.cases if case.id in undone | lost and (is_retried or case.id != inside)),
         recorded={case: outcome for case, outcome in recorded.items() if case not in lost},
+        ends=tuple(ends),
         started_a_case=started_a_case,
-        seconds=sum(end.seconds for end in ends),
-        used=first.used,
-        returncode=returncode,
-        unrecoverable=returncode is None
+        unrecoverable=first.returncode is None
         or status is Status.SKIPPED
         or (status is Status.TIMEOUT and not started_a_case),
         retried=lost | ({inside} if inside and is_retried else frozenset()),
@@ -150,7 +155,7 @@ def _explain_exit(end: ProcessEnd, output: str, job: Job, *, in_case: bool) -> O
         return Outcome(Status.FAILED, Cause.FILE_MISSING, details)
     ended_by = failure_reasons.ended_by(returncode, job.command) if job.script is None else ""
     if end.missing and ended_by:
-        is_whole = (job.options.get("capture") or {}).get("whole")
+        is_whole = job.settings.capture and job.settings.capture.is_whole
         remedy = ". A span in its middle can be recorded: --capture AFTER:FOR" if is_whole else ""
         details = f"{ended_by} ended the program before {job.profiler} had written what it recorded{remedy}"
         return Outcome(Status.FAILED, Cause.FILE_MISSING, details)
@@ -158,7 +163,7 @@ def _explain_exit(end: ProcessEnd, output: str, job: Job, *, in_case: bool) -> O
     return Outcome(status, Cause.EXIT, failure_reasons.describe_exit(returncode, output))
 
 
-def cut_off(job: Job, ended: Mapping[str, Outcome], *, keeps_ended_cases: bool) -> Result:
+def cut_off(job: Job, ended: Mapping[str, Outcome], *, keeps_ended_cases: bool) -> JudgedAttempt:
     """Return the result of an attempt whose process was running when its runner was killed.
 
     Where the profiler writes its report only at the end, there is no report, and no case of the attempt counts.
@@ -170,10 +175,10 @@ def cut_off(job: Job, ended: Mapping[str, Outcome], *, keeps_ended_cases: bool) 
     }
     pending = tuple(case for case in job.cases if case.id not in kept)
     retried = frozenset(case.id for case in pending)
-    return Result(job, None, {}, pending=pending, recorded=kept, retried=retried, has_files=keeps_ended_cases)
+    return JudgedAttempt(job, None, {}, pending=pending, recorded=kept, retried=retried, has_files=keeps_ended_cases)
 
 
-def as_resumed(result: Result) -> Result:
+def as_resumed(result: JudgedAttempt) -> JudgedAttempt:
     """Return ``result`` with the cases pending that an interrupt or a full disk stopped."""
 
     def are_full(outcomes: Mapping[str, Outcome]) -> set[str]:
@@ -202,7 +207,7 @@ def as_resumed(result: Result) -> Result:
     )
 
 
-def with_all_pending(results: Sequence[Result]) -> list[Result]:
+def with_all_pending(results: Sequence[JudgedAttempt]) -> list[JudgedAttempt]:
     """Return ``results``, where the last one has all cases pending that no later attempt has run."""
     if not results:
         return []

@@ -38,17 +38,17 @@ from profpipe.measure import rounds
 from profpipe.measure.flags import Flag
 from profpipe.results import pair_blocks, schema
 from profpipe.results.manifest import Manifest, PairsEntry
-from profpipe.results.pair_blocks import Block
+from profpipe.results.pair_blocks import PairBlock
 from profpipe.results.schema import Tables
 from profpipe.results.tasks import Task
 from profpipe.runner import checkout, fingerprint, plan, sides
-from profpipe.runner.request import Machine, RunRequest, plan_jobs
-from profpipe.runner.sides import Side
+from profpipe.runner.request import ExaminedMachine, RunRequest, plan_jobs
+from profpipe.runner.sides import PairSide
 
 #: (workload, case) with the case's name on both sides.
 Key = tuple[str, str]
 #: Chooses from the tables of an `ab` run the cases to measure in a later block of pairs.
-ChooseAgain = Callable[[Tables, Manifest, Block], Collection[Key]]
+ChooseAgain = Callable[[Tables, Manifest, PairBlock], Collection[Key]]
 
 
 def join_cases(a: Pipeline, b: Pipeline, workloads: Sequence[str] = ()) -> dict[str, list[tuple[str, Case, Case]]]:
@@ -91,7 +91,7 @@ def _name_cases(workload: Workload, differing: Collection[str]) -> dict[str, Cas
     return dict(zip(names, plan.cases(workload), strict=True))
 
 
-class Session(Protocol):
+class PairsSession(Protocol):
     """What pairs need of the session that runs their jobs."""
 
     request: RunRequest
@@ -101,7 +101,7 @@ class Session(Protocol):
     task: Task | None
 
     @property
-    def machine(self) -> Machine: ...
+    def machine(self) -> ExaminedMachine: ...
 
     def placed(self, job: Job) -> Job: ...
 
@@ -117,7 +117,7 @@ class Session(Protocol):
 class Pairs:
     """The pairs of a session, which runs their jobs and stores their rows as ``merge`` returns them."""
 
-    def __init__(self, session: Session, both: tuple[Side, Side]) -> None:
+    def __init__(self, session: PairsSession, both: tuple[PairSide, PairSide]) -> None:
         self._session, self._folder, self._sides = session, session.folder, both
         self._choose_again: ChooseAgain = lambda data, run, block: ()
         a, b = both
@@ -132,6 +132,9 @@ class Pairs:
         assert self._session.manifest.ab is not None
         return self._session.manifest.ab
 
+    def _change_settings(self, **changed: Any) -> None:
+        self._session.manifest = replace(self._session.manifest, ab=replace(self.settings, **changed))
+
     def run(self, listener: ProgressListener, choose_again: ChooseAgain) -> None:
         """Run every process that is missing. ``choose_again`` names the cases to measure in a later block.
 
@@ -145,7 +148,7 @@ class Pairs:
             count = self.settings.pairs
             if added := [(name, case) for name in self.settings.longer for case, *_ in self._joined[name]]:
                 self._run_block(range(asked + 1, count + 1), added, listener)
-            if again := self._choose(Block.GATE):
+            if again := self._choose(PairBlock.GATE):
                 message = f"measuring again what would fail the gate, in {count} fresh pairs: {_shown(again)}"
                 listener.message(message)
                 self._run_block(range(count + 1, 2 * count + 1), again, listener)
@@ -153,14 +156,14 @@ class Pairs:
         finally:
             checkout.remove(self._folder)
 
-    def _choose(self, block: Block) -> Collection[Key]:
+    def _choose(self, block: PairBlock) -> Collection[Key]:
         return self._choose_again(self._session.data, self._session.manifest, block)
 
     def _run_further(self, listener: ProgressListener) -> None:
         """Run further pairs of the undecided cases, which are judged again after each look."""
         begin, done = pair_blocks.first_further(self.settings), 0
         for look in pair_blocks.looks(self.settings.more):
-            undecided = self._choose(Block.FURTHER)
+            undecided = self._choose(PairBlock.FURTHER)
             if not undecided:
                 return
             pairs = range(begin + done, begin + look)
@@ -182,28 +185,29 @@ class Pairs:
         order = {case.id: i for pairs in self._joined.values() for i, (_, _, case) in enumerate(pairs)}
         return a, sorted(b, key=lambda job: ([*self._joined].index(job.workload), order[job.cases[0].id]))
 
-    def _jobs_of(self, side: Side, profiler: str) -> list[Job]:
+    def _jobs_of(self, side: PairSide, profiler: str) -> list[Job]:
         wanted = {(a if side.label == "A" else b).id for cases in self._joined.values() for _, a, b in cases}
         request = replace(side.request, profilers=(profiler,))
         planned = plan_jobs(request, self._session.machine, self._folder, wanted)
         return [self._adapted(job, side) for job in planned]
 
-    def _adapted(self, job: Job, side: Side) -> Job:
+    def _adapted(self, job: Job, side: PairSide) -> Job:
         """Return the job with its folder below that of the side, and with the side's interpreter."""
         workload = self._folder / "raw" / job.workload
         name = side.label if job.profiler == "plain" else f"{side.label}-{job.profiler}"
-        # A side may run in another folder, whose path is of no use to a reader of the page.
-        job = replace(
-            job,
+        is_other = side.python != job.launch.python
+        launch = replace(
+            job.launch,
             folder=workload / name / job.folder.relative_to(workload / job.profiler),
-            label=side.label,
+            python=side.python,
+            env={**job.launch.env, "PYTHONPATH": self._library()} if is_other else job.launch.env,
+            # A side may run in another folder, whose path is of no use to a reader of the page.
             shown_from=sides.working_folder(self._session.request),
             roots=self._roots.get(side.label, ()),
         )
-        if side.python == job.python:
-            return job
-        words = (side.python, *job.command[1:]) if job.command and job.command[0] in sides.PYTHONS else job.command
-        return replace(job, python=side.python, command=words, env={**job.env, "PYTHONPATH": self._library()})
+        is_replaced = is_other and bool(job.command) and job.command[0] in sides.PYTHONS
+        words = (side.python, *job.command[1:]) if is_replaced else job.command
+        return replace(job, label=side.label, command=words, launch=launch)
 
     def _library(self) -> str:
         """Return a PYTHONPATH with profpipe alone: an installed profpipe lies among packages of this interpreter."""
@@ -259,11 +263,11 @@ class Pairs:
         session, first = self._session, f"{schema.PAIR_PREFIX}{pair_blocks.TRIAL + 1} "
         if session.task is not None or session.data.metrics["subject"].str.startswith(first).any():
             return
-        noisy = {workload for workload, _ in self._choose(Block.FIRST)}
+        noisy = {workload for workload, _ in self._choose(PairBlock.FIRST)}
         noisy &= {job.workload for job in jobs if _add_visits(job) != job}
         if longer := tuple(sorted(noisy)):
             pairs = self.settings.pairs + pair_blocks.TRIAL
-            session.manifest = replace(session.manifest, ab=replace(self.settings, longer=longer, pairs=pairs))
+            self._change_settings(longer=longer, pairs=pairs)
             what = f"the first {pair_blocks.TRIAL} pairs scatter, so {pairs - pair_blocks.TRIAL} longer ones follow"
             listener.message(f"{', '.join(longer)}: {what}")
 
@@ -286,7 +290,7 @@ class Pairs:
                     workload = self._folder / "raw" / job.workload
                     folder = workload / f"pair-{pair:02d}" / job.folder.relative_to(workload)
                     label = f"{schema.PAIR_PREFIX}{pair} {job.label}"
-                    yield self._session.placed(replace(job, cases=kept, folder=folder, label=label))
+                    yield self._session.placed(job.select_cases(kept).move_to(folder, label))
 
     def _names(self, job: Job) -> Mapping[str, str]:
         """Return the common name of each case of a job, by its name on the job's side."""
@@ -309,8 +313,7 @@ class Pairs:
         side = "a" if job.label.endswith("A") else "b"
         entry = getattr(self.settings, side)
         changed = replace(entry, foreign_modules={**entry.foreign_modules, **modules})
-        settings = replace(self.settings, **{side: changed})
-        self._session.manifest = replace(self._session.manifest, ab=settings)
+        self._change_settings(**{side: changed})
 
     def merge(self, stored: Tables, fresh: Tables, job: Job) -> Tables:
         """Return the stored rows with the times or the kernels of a process, and what became of its cases."""
@@ -344,7 +347,7 @@ class Pairs:
 
     def _is_further(self, job: Job) -> bool:
         pair = int(job.label.removeprefix(schema.PAIR_PREFIX).split()[0])
-        return pair_blocks.block_of(pair, self.settings) is Block.FURTHER
+        return pair_blocks.block_of(pair, self.settings) is PairBlock.FURTHER
 
 
 def _shown(cases: Collection[Key]) -> str:
@@ -357,12 +360,12 @@ def _add_visits(job: Job) -> Job:
     A visit builds the case anew and takes at least one sample. Where the time differs from visit to visit, this costs
     less than as many processes. Several processes of a case make one visit, and so does a command.
     """
-    timing = job.options.get("timing")
-    if job.script is None or not timing or timing["order"] != "interleaved":
+    timing = job.settings.timing
+    if job.script is None or timing.order != "interleaved":
         return job
-    visits = max(timing["rounds"], min(pair_blocks.VISITS, job.repeats))
-    changed = {**timing, "rounds": visits, "budget_s": timing["budget_s"] * visits / timing["rounds"]}
-    return replace(job, options={**job.options, "timing": changed})
+    visits = max(timing.rounds, min(pair_blocks.VISITS, job.settings.repeats))
+    changed = {"rounds": visits, "budget_s": timing.budget_s * visits / timing.rounds}
+    return job.change_settings(timing=timing.model_copy(update=changed))
 
 
 def _renamed(rows: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from profpipe.config.models import OF_COMMANDS, Pipeline, Workload
+from profpipe.config.models import Pipeline, Workload
 from profpipe.errors import ConfigError, did_you_mean
-from profpipe.job import Case, Job, Missing, Scalar, Tool, as_text, revealed
+from profpipe.job import Case, Job, JobSettings, Launch, Missing, Scalar, Span, Tool, as_text, revealed
 from profpipe.measure import case_order
 from profpipe.profilers import ALL, find_traits
 
@@ -19,9 +19,6 @@ ONLY_CASE = "default"
 
 #: Processes under plain that a run may ask for. A saved request from somebody else may hold any number.
 _MOST_PROCESSES = 100_000
-
-#: The settings of a workload that the profilers, the runner and the harness read.
-_FOR_THE_JOB = {"ncu", "timing", "tolerance", "case_timeout_s", "skip_larger_after_oom"}
 
 
 def plan(
@@ -41,6 +38,7 @@ def plan(
     wanted: Collection[str] | None = None,
     allocated: int | None = None,
     comparisons: Mapping[str, Sequence[Sequence[str]]] = MappingProxyType({}),
+    secrets: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Job]:
     """Return the jobs of ``pipeline`` in the order in which they run.
 
@@ -48,30 +46,42 @@ def plan(
     which all processes run unless a command names another, ``env`` the variables of every job. ``workloads`` and
     ``profilers`` narrow the choice. ``captures`` is the number of processes of each case under plain; they run first,
     the first process of every workload before the second of any. A missing tool still gets its job, so that its cases
-    become `skipped` rows with the reason. ``hidden`` are the values of parameters by the text in their place.
-    ``wanted`` narrows the choice to cases of these names. ``allocated`` is the number of nodes of the allocation in
-    which profpipe runs; None where it runs in none. ``comparisons`` has the cases that the report compares with
-    each other, by workload, where jobs may run side by side. Raises ConfigError for an unknown name.
+    become `skipped` rows with the reason. ``hidden`` are the values of parameters by the text in their place, and
+    ``secrets`` the published texts of secrets. ``wanted`` narrows the choice to cases of these names. ``allocated`` is
+    the number of nodes of the allocation in which profpipe runs; None where it runs in none. ``comparisons`` has the
+    cases that the report compares with each other, by workload, where jobs may run side by side. Raises ConfigError for
+    an unknown name.
     """
     for flag, given, names in (("-w", workloads, pipeline.workloads), ("-p", profilers, {**ALL, **tools})):
         if unknown := [word for word in given if word not in names]:
             raise ConfigError(flag, f"unknown name '{unknown[0]}'.", did_you_mean(unknown[0], names))
+    common = Launch(out, python, cwd, env, on_gpu, secrets=secrets, hidden=hidden)
     jobs: list[Job] = []
     captured: list[Job] = []
     for name, workload in pipeline.workloads.items():
         if workloads and name not in workloads:
             continue
-        groups = _groups(name, workload, wanted, pipeline.gpus, comparisons.get(name))
+        settings, groups = (
+            read_settings(workload),
+            _groups(name, workload, wanted, pipeline.gpus, comparisons.get(name)),
+        )
         for profiler in dict.fromkeys(profilers or workload.profilers):
             tool, folder = _check_workload(tools[profiler], workload, allocated), out / "raw" / name / profiler
             planned = []
-            for number, (lane, group) in enumerate(groups, start=1):
-                job_folder = folder / _number(number, len(groups)) if len(groups) > 1 else folder
-                place = (cwd / workload.cwd).resolve() if workload.cwd else cwd
-                job = Job(
-                    name, profiler, group, job_folder, tool, python, place, scripts.get(name), on_gpu=on_gpu, group=lane
+            for number, (group, members) in enumerate(groups, start=1):
+                params = revealed(members[0].params, hidden)
+                launch = replace(
+                    common,
+                    folder=folder / _number(number, len(groups)) if len(groups) > 1 else folder,
+                    cwd=(cwd / workload.cwd).resolve() if workload.cwd else cwd,
+                    env={**env, **_fill_variables(workload, params)},
+                    nodes=workload.nodes,
+                    tasks_per_node=workload.tasks_per_node,
+                    srun=workload.srun,
                 )
-                planned.append(_apply_settings(replace(job, hidden=hidden), workload, env))
+                command = fill_command(workload, workload.command or (), params)
+                what = (name, profiler, members, tool, settings, launch, scripts.get(name), command)
+                planned.append(Job(*what, processes=workload.processes, group=group))
             if profiler == "plain" and captures is not None:
                 captured += planned
             elif profiler == "plain" and workload.command is not None:
@@ -129,9 +139,7 @@ def _repeat_jobs(jobs: Sequence[Job], count: int, seed: int) -> list[Job]:
     names = tuple(job.cases[0].id if is_one_workload else f"{job.workload}/{job.cases[0].id}" for job in jobs)
     return [
         replace(
-            job,
-            folder=job.folder / f"process-{_number(number, count)}",
-            repeats=job.repeats if job.script else count,
+            job.move_to(job.folder / f"process-{_number(number, count)}"),
             repeat=number,
             captures=count,
             interleaved=names,
@@ -141,25 +149,19 @@ def _repeat_jobs(jobs: Sequence[Job], count: int, seed: int) -> list[Job]:
     ]
 
 
-def _apply_settings(job: Job, workload: Workload, env: Mapping[str, str]) -> Job:
-    params, own_env = revealed(job.cases[0].params, job.hidden), workload.env
-    if workload.command is not None:
-        words = _flag_words(workload, params)
-        own_env = {name: _fill(value, params, words) for name, value in own_env.items()}
-    return replace(
-        job,
-        command=fill_command(workload, workload.command or (), params),
-        warmup=workload.warmup,
-        # A profiler records one process of a command.
-        repeats=1 if workload.command is not None else workload.repeats,
-        timeout_s=workload.timeout_s,
-        env={**env, **own_env},
-        options=workload.model_dump(include=_FOR_THE_JOB | (set(OF_COMMANDS) if workload.command else set())),
-        processes=workload.processes,
-        nodes=workload.nodes,
-        tasks_per_node=workload.tasks_per_node,
-        srun=workload.srun,
-    )
+def read_settings(workload: Workload) -> JobSettings:
+    """Return the settings of a workload that its jobs have."""
+    settings = {field.name: getattr(workload, field.name) for field in fields(JobSettings)}
+    span = workload.capture and Span(workload.capture.after_s, workload.capture.for_s)
+    return JobSettings(**{**settings, "capture": span})
+
+
+def _fill_variables(workload: Workload, params: Mapping[str, Scalar]) -> Mapping[str, str]:
+    """Return the variables of a workload; those of a command with the parameters of its case."""
+    if workload.command is None:
+        return workload.env
+    words = _flag_words(workload, params)
+    return {name: _fill(value, params, words) for name, value in workload.env.items()}
 
 
 def cases(workload: Workload) -> list[Case]:

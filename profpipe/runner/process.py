@@ -351,7 +351,7 @@ def relevant_variables(job: Job, environment: Mapping[str, str] = os.environ) ->
 
 
 def _gets_all(job: Job) -> bool:
-    return job.script is None and not job.options.get("clean_env")
+    return job.script is None and not job.settings.clean_env
 
 
 def filter_variables(environment: Mapping[str, str]) -> dict[str, str]:

@@ -25,7 +25,7 @@ _TAIL_LINES = 15
 _MAX_LINE = 2000
 
 
-class _Lane(ProgressListener):
+class _SlotDisplay(ProgressListener):
     """The progress of the jobs that run one after the other on one GPU, or alone."""
 
     def __init__(self, display: Display, name: str) -> None:
@@ -40,8 +40,8 @@ class _Lane(ProgressListener):
         #: Where the output begins that was not shown yet.
         self._shown: int | None = None
 
-    def lane(self, name: str) -> ProgressListener:
-        return self._display.lane(name)
+    def slot(self, name: str) -> ProgressListener:
+        return self._display.slot(name)
 
     def job_started(self, job: Job, index: int, total: int) -> None:
         self.job, self._index, self._total, self.is_busy = job, index, total, True
@@ -123,8 +123,8 @@ class _Lane(ProgressListener):
         return position + case
 
 
-class Display(_Lane):
-    """A ProgressListener for the command line, and the lane of the jobs that run alone.
+class Display(_SlotDisplay):
+    """A ProgressListener for the command line, and the slot of the jobs that run alone.
 
     Use it as a context manager, so that the terminal is restored.
     """
@@ -140,9 +140,9 @@ class Display(_Lane):
         self._seconds_of_jobs: list[float] = []
         #: The number of the last job that has started, and of all jobs.
         self._started = self._jobs = 0
-        #: By name. The lane of the jobs that run alone has none.
-        self._lanes: dict[str, _Lane] = {"": self}
-        self._last: _Lane | None = None
+        #: By name. The slot of the jobs that run alone has none.
+        self._slots: dict[str, _SlotDisplay] = {"": self}
+        self._last: _SlotDisplay | None = None
 
     def __enter__(self) -> Display:
         if self._stream.isatty():
@@ -161,17 +161,17 @@ class Display(_Lane):
             self._live.stop()
             self._live = None
 
-    def lane(self, name: str) -> ProgressListener:
-        """Return the listener of the jobs on a lane: ``GPU 1``. Its lines begin with the name."""
-        return self._lanes.setdefault(name, _Lane(self, name))
+    def slot(self, name: str) -> ProgressListener:
+        """Return the listener of the jobs on a slot: ``GPU 1``. Its lines begin with the name."""
+        return self._slots.setdefault(name, _SlotDisplay(self, name))
 
     def count_job(self, index: int, total: int) -> None:
         """Note that a job has started."""
         self._started, self._jobs = max(index, self._started), total
 
-    def note_end(self, lane: _Lane, seconds: float | None) -> None:
-        """Note that the job of a lane has ended, and how long it took."""
-        self._last = lane
+    def note_end(self, slot: _SlotDisplay, seconds: float | None) -> None:
+        """Note that the job of a slot has ended, and how long it took."""
+        self._last = slot
         self._seconds_of_jobs += [] if seconds is None else [seconds]
 
     @property
@@ -188,16 +188,16 @@ class Display(_Lane):
 
         Jobs that run side by side have a line each.
         """
-        busy = [lane for lane in list(self._lanes.values()) if lane.is_busy] or list(filter(None, [self._last]))
+        busy = [slot for slot in list(self._slots.values()) if slot.is_busy] or list(filter(None, [self._last]))
         if not busy:
             return "starting"
         now = time.monotonic()
-        job_s, done = max((now - lane.began, lane.done) for lane in busy)
+        job_s, done = max((now - slot.began, slot.done) for slot in busy)
         left_s = time_left(self._seconds_of_jobs, self._jobs - self._started, job_s, done, len(busy))
         times = [f"{duration(now - self._began)} so far"]
         times += [f"about {duration(left_s)} left"] if left_s is not None else []
         first, *others = busy
-        lines = [[first.position(), *times, first.case()], *([lane.position(), lane.case()] for lane in others)]
+        lines = [[first.position(), *times, first.case()], *([slot.position(), slot.case()] for slot in others)]
         return "\n".join(visible_line(" | ".join(filter(None, parts))) for parts in lines)
 
     def print(self, text: str) -> None:

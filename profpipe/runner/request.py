@@ -109,6 +109,10 @@ class RunRequest:
         """The folder whose ``parsers/`` and ``templates/`` are used; None where that would be the run's folder."""
         return None if self.text or self.is_in_run else self.pipeline_dir
 
+    def move_to(self, folder: Path) -> RunRequest:
+        """Return the request with its pipeline file in ``folder``."""
+        return replace(self, path=folder / self.path.name)
+
     def placed_in(self, folder: Path) -> RunRequest:
         """Return the request of the run in ``folder``."""
         return replace(self, path=folder / PIPELINE_FILE, is_in_run=True) if self.text else self
@@ -210,7 +214,7 @@ def _set_repeats(pipeline: Pipeline, captures: int | None) -> Pipeline:
 
 
 @dataclass(frozen=True)
-class Machine:
+class ExaminedMachine:
     """The profilers and GPUs of this machine. ``gpus`` have serial numbers, which the published text has not."""
 
     tools: Mapping[str, Tool | Missing]
@@ -218,7 +222,7 @@ class Machine:
     described: Mapping[str, Any]
 
     @classmethod
-    def examine(cls, request: RunRequest) -> Machine:
+    def examine(cls, request: RunRequest) -> ExaminedMachine:
         named = [name for workload in request.pipeline.workloads.values() for name in workload.profilers]
         wanted = {*named, *request.profilers}
         if unknown := [name for name in named if name not in profilers.ALL]:
@@ -233,9 +237,11 @@ class Machine:
         return cls(tools, gpus, described)
 
 
-def plan_jobs(request: RunRequest, machine: Machine, folder: Path, wanted: Collection[str] | None = None) -> list[Job]:
+def plan_jobs(
+    request: RunRequest, machine: ExaminedMachine, folder: Path, wanted: Collection[str] | None = None
+) -> list[Job]:
     """Return the jobs of ``request``, or those of the ``wanted`` cases, with their files below ``folder``."""
-    jobs = plan.plan(
+    return plan.plan(
         request.pipeline,
         machine.tools,
         scripts=dict(_find_scripts(request)),
@@ -251,8 +257,8 @@ def plan_jobs(request: RunRequest, machine: Machine, folder: Path, wanted: Colle
         wanted=wanted,
         allocated=queue.allocated_nodes(os.environ),
         comparisons=request.comparisons,
+        secrets=request.secrets,
     )
-    return [replace(job, secrets=request.secrets) for job in jobs]
 
 
 def _find_scripts(request: RunRequest) -> Iterator[tuple[str, Path]]:

@@ -33,6 +33,7 @@ from profpipe.config.yaml import shown
 from profpipe.errors import ConfigError, ToolMissing, UnreadableFile
 from profpipe.ingest import job_tables, kernel_classes, launch_tables, ncu as guide_file, reader
 from profpipe.job import (
+    LOG,
     Case,
     Cause,
     Command,
@@ -51,7 +52,6 @@ from profpipe.results.schema import Tables
 from profpipe.results.tasks import Task
 from profpipe.runner import (
     after_plain,
-    ahead,
     artifacts,
     checkout,
     estimate,
@@ -59,14 +59,15 @@ from profpipe.runner import (
     guided_ncu,
     job_cache,
     pairs,
+    prestart,
     process,
     sides,
     slots,
 )
-from profpipe.runner.ahead import Ahead
 from profpipe.runner.pairs import ChooseAgain, Pairs
-from profpipe.runner.request import REQUEST_FILE, Machine, RunRequest, plan_jobs
-from profpipe.runner.sides import Side
+from profpipe.runner.prestart import Prestart
+from profpipe.runner.request import REQUEST_FILE, ExaminedMachine, RunRequest, plan_jobs
+from profpipe.runner.sides import PairSide
 from profpipe.runner.slurm import queue
 from profpipe.scrub import exports
 
@@ -81,16 +82,28 @@ def load_rules(request: RunRequest) -> Any:
 
 
 def begin_run(
-    request: RunRequest, machine: Machine, planned: Sequence[Job] = (), command: Sequence[str] = ()
+    request: RunRequest,
+    machine: ExaminedMachine,
+    planned: Sequence[Job] = (),
+    command: Sequence[str] = (),
+    settings: PairsEntry | None = None,
 ) -> Manifest:
-    """Return the manifest of a run that starts now, with the git state of the folder in which the first job runs."""
-    begun = manifest_entries.begin_run(request.pipeline, machine.tools, command, planned, request.secrets)
-    return replace(
-        begun,
+    """Return the manifest of a run that starts now, with the git state of the folder in which the first job runs.
+
+    ``settings`` are those of an `ab` run on this machine.
+    """
+    begun = manifest_entries.begin_run(
+        request.pipeline,
+        machine.tools,
+        command,
+        planned,
+        request.secrets,
         machine=manifest.parse(manifest.Machine, machine.described),
         packages=machine_info.packages(),
-        git=manifest_entries.git_state(process.ask, planned[0].cwd) if planned else manifest.GitState(),
+        git=manifest_entries.git_state(process.ask, planned[0].launch.cwd) if planned else manifest.GitState(),
     )
+    spreads = noise.read_floors(request.out, begun) if settings else {}
+    return replace(begun, ab=replace(settings, spreads=spreads)) if settings else begun
 
 
 def make_folder(request: RunRequest, begun: Manifest, write: Callable[[Path], object]) -> Path:
@@ -109,7 +122,7 @@ def make_folder(request: RunRequest, begun: Manifest, write: Callable[[Path], ob
 def create(
     request: RunRequest,
     command: Sequence[str],
-    both: tuple[Side, Side] | None = None,
+    both: tuple[PairSide, PairSide] | None = None,
     settings: PairsEntry | None = None,
 ) -> Session:
     """Make the folder of a new run. A wrong rule or parser of the user is refused before.
@@ -122,16 +135,14 @@ def create(
     if both and settings:
         machine, settings = sides.prepare(request, settings)
     else:
-        machine = Machine.examine(request)
+        machine = ExaminedMachine.examine(request)
     if request.comparisons:
         _find_slots(request, machine)  # refuses a number of GPUs that the machine lacks
     planned = plan_run(request, machine, both)
     if all(isinstance(job.tool, Missing) for job in planned):
         raise ToolMissing("; ".join(dict.fromkeys(str(job.tool) for job in planned)))
     checkout.remove_abandoned(request.out)
-    begun = begin_run(request, machine, planned, command)
-    if settings:
-        begun = replace(begun, ab=replace(settings, spreads=noise.read_floors(request.out, begun)))
+    begun = begin_run(request, machine, planned, command, settings)
 
     def write(folder: Path) -> None:
         if both:
@@ -145,14 +156,14 @@ def create(
     return session
 
 
-def plan_run(request: RunRequest, machine: Machine, both: tuple[Side, Side] | None = None) -> list[Job]:
+def plan_run(request: RunRequest, machine: ExaminedMachine, both: tuple[PairSide, PairSide] | None = None) -> list[Job]:
     """Return the jobs of a new run; those of an `ab` run once, with the names that its cases have on both sides."""
     planned = plan_jobs(request, machine, request.out)
     if both is None:
         return planned
     joined = pairs.join_cases(both[0].request.pipeline, both[1].request.pipeline, request.workloads)
     return [
-        replace(job, cases=tuple(Case(name, a.params) for name, a, _ in joined[job.workload] if a in job.cases))
+        job.select_cases(Case(name, a.params) for name, a, _ in joined[job.workload] if a in job.cases)
         for job in planned
     ]
 
@@ -187,15 +198,15 @@ class Session:
     folder: Path
     manifest: Manifest
     data: Tables
-    both: tuple[Side, Side] | None = None
+    both: tuple[PairSide, PairSide] | None = None
     task: Task | None = None
     on_stored: Callable[[Job], object] = lambda job: None
     #: How many nodes this session has asked to describe themselves; 1 where it has not asked.
     _asked_nodes: int = field(default=1, init=False)
-    _ahead: Ahead = field(default_factory=Ahead, init=False)
+    _prestart: Prestart = field(default_factory=Prestart, init=False)
 
     @cached_property
-    def machine(self) -> Machine:
+    def machine(self) -> ExaminedMachine:
         return sides.examine(self.request, self.manifest.ab)
 
     @cached_property
@@ -253,15 +264,15 @@ class Session:
         if self.task is None:
             return job
         workload = self.folder / "raw" / job.workload
-        return replace(job, folder=workload / self.task.label / job.folder.relative_to(workload))
+        return job.move_to(workload / self.task.label / job.folder.relative_to(workload))
 
     def carry_out(self, listener: ProgressListener, choose_again: ChooseAgain) -> None:
         """Run every job that is not done yet, and store its rows. Raises Interrupted where the user stops the run.
 
         ``choose_again`` names the cases to measure in a later block of pairs.
         """
-        lanes = len(self._slots.gpus) if self._slots else 1
-        with Ahead(ahead.LANE * lanes * ahead.has_spare_cores(lanes)) as self._ahead:
+        most_jobs = len(self._slots.gpus) if self._slots else 1
+        with Prestart(prestart.PER_SLOT * most_jobs * prestart.has_spare_cores(most_jobs)) as self._prestart:
             self._carry_out(listener, choose_again)
 
     def _carry_out(self, listener: ProgressListener, choose_again: ChooseAgain) -> None:
@@ -294,7 +305,7 @@ class Session:
 
         ``following`` are jobs that are likely to be run after these.
         """
-        self._ahead.following = following
+        self._prestart.following = following
         planned = self._reuse_ended_folders(planned)
         jobs = [job for job in planned if not self._is_done(job)]
         self._describe_nodes(jobs)
@@ -315,7 +326,7 @@ class Session:
             oom_cases=oom_cases,
             narrow=self._narrow,
             numbers=numbers,
-            ahead=self._ahead,
+            prestart=self._prestart,
             overlaps=self._overlaps,
             slots=self._slots,
         )
@@ -332,7 +343,7 @@ class Session:
         """
         needs_plain = following.script is None and ended.profiler == "plain"
         is_alone = following.profiler == "plain" or following.is_repeated
-        return self._ahead.most > 0 and not is_alone and not needs_plain
+        return self._prestart.most > 0 and not is_alone and not needs_plain
 
     def _find_keys(self, planned: Iterable[Job]) -> dict[Path, str]:
         salt = folders.read_salt(self.request.out)
@@ -341,7 +352,7 @@ class Session:
 
     def _describe_nodes(self, jobs: Sequence[Job]) -> None:
         """Record the nodes of the allocation where a command runs on several of them."""
-        most = max((job.nodes for job in jobs if not isinstance(job.tool, Missing)), default=1)
+        most = max((job.launch.nodes for job in jobs if not isinstance(job.tool, Missing)), default=1)
         # A resumed run may have another allocation, and nodes that are not recorded.
         if most > self._asked_nodes:
             self._asked_nodes = most
@@ -364,7 +375,7 @@ class Session:
         ended = {entry.folder.split("/", 3)[-1]: entry.folder for entry in self.manifest.jobs if is_done(entry)}
         names = [self._name(job.folder) for job in jobs]
         return [
-            replace(job, folder=self.folder / ended.get(name.split("/", 3)[-1], name))
+            job.move_to(self.folder / ended.get(name.split("/", 3)[-1], name))
             for job, name in zip(jobs, names, strict=True)
         ]
 
@@ -379,7 +390,7 @@ class Session:
         causes = itertools.chain.from_iterable(e.causes.items() for e in others if e.profiler == job.profiler)
         failed = {case for case, cause in causes if cause not in (Cause.INTERRUPTED, Cause.NOT_STARTED)}
         left = tuple(case for case in job.cases if case.id not in failed)
-        return replace(job, cases=left) if left else None
+        return job.select_cases(left) if left else None
 
     def _adapt_to_plain(self, job: Job) -> Job:
         ids = tuple(case.id for case in job.cases)
@@ -389,10 +400,10 @@ class Session:
             side = f"/{job.label.split()[-1]}"
             plain_folder = self._name(job.folder).replace(f"{side}-{job.profiler}", side, 1)
             ran = [e for e in ran if e.folder == plain_folder]
-        plain = replace(job, profiler="plain", folder=self.folder / ran[-1].folder) if ran else job
         # A user may have removed the files.
-        if not ran or not plain.log.exists():
+        if not ran or not (self.folder / ran[-1].folder / LOG).exists():
             return job
+        plain = replace(job.move_to(self.folder / ran[-1].folder), profiler="plain")
         failure = ran[-1].reason if ran[-1].cause is Cause.EXIT else ""
         return after_plain.adapt(job, plain, failure, ran[-1].seconds)
 
@@ -423,7 +434,7 @@ class Session:
         request = replace(self.request, profilers=("plain",), captures=None)
         planned = plan_jobs(request, self.machine, self.folder, [task.reference])
         folder = self.folder / "raw" / task.workload / task.label / "reference"
-        return [replace(job, folder=folder, label=label, repeat=1, captures=1, interleaved=()) for job in planned[:1]]
+        return [replace(job.move_to(folder, label), repeat=1, captures=1, interleaved=()) for job in planned[:1]]
 
     # --- guided ncu --------------------------------------------------------------------------------------------------
 
@@ -476,7 +487,7 @@ class Session:
             if isinstance(result, reader.Refusal):
                 refused.append(RefusedFile(result.source.name, job.masked(result.what), result.remedy))
             else:
-                tables = exports.mask_tables(result.tables, job.secrets)
+                tables = exports.mask_tables(result.tables, job.launch.secrets)
                 read.append(tables)
                 is_scrubbed = scrubbed.get(result.source.path)
                 files.append(manifest_entries.file_entry(result.source.name, result.parser, tables.origin, is_scrubbed))
@@ -491,19 +502,21 @@ class Session:
         self.data = self._merged(job, fresh)
         devices = job_tables.read_devices(job.records)
         # The peak rates of the job's devices are kept if they differ from those of the machine.
-        variables = {**process.job_variables(job), **job.env}
+        variables = {**process.job_variables(job), **job.launch.env}
         peaks = manifest.parse(PeakRates, machine_info.peaks_of_job(self.machine.gpus, variables, devices))
-        entry = replace(
-            manifest_entries.job_entry(outcome, _commands(job), self.folder),
+        entry = manifest_entries.job_entry(
+            outcome,
+            _commands(job),
+            self.folder,
             key=key if _is_reusable(outcome, fresh) else "",
             reused_from=job_cache.read_origin(job.folder),
             devices=tuple(manifest.parse(manifest.DeviceEntry, device) for device in devices),
             peaks=None if peaks == self.manifest.machine.peaks else peaks,
-            rank_nodes=job_tables.read_rank_nodes(job.records) or None if job.nodes > 1 else None,
+            rank_nodes=job_tables.read_rank_nodes(job.records) or None if job.launch.nodes > 1 else None,
         )
         families = job_tables.expected_families(job.log)
-        updated = self.manifest.with_job(entry, files, refused, families, outcome.incidents)
-        self.manifest = replace(updated, private_files=self._private_files(job))
+        private_files = self._private_files(job)
+        self.manifest = self.manifest.with_job(entry, files, refused, families, outcome.incidents, private_files)
         if is_reference(job):
             # Its case has a job in another task.
             self.manifest = self.manifest.without_job(entry.folder)
@@ -512,7 +525,7 @@ class Session:
 
     def _private_files(self, job: Job) -> tuple[str, ...]:
         """Return the private files of the run, of which those of ``job`` are searched for again."""
-        secrets = masking.masker(job.secrets).spellings
+        secrets = masking.masker(job.launch.secrets).spellings
         private_names = exports.find_private_files(self.folder, job.folder, secrets)
         if job.folder.is_dir():
             job.folder.chmod((self.folder / "raw").stat().st_mode & 0o777)
@@ -541,7 +554,7 @@ class Session:
         return job_tables.replace_cases(stored, fresh)
 
 
-def _find_slots(request: RunRequest, machine: Machine) -> slots.Gpus:
+def _find_slots(request: RunRequest, machine: ExaminedMachine) -> slots.Gpus:
     return slots.find(request.pipeline.gpus, machine.gpus, os.environ)
 
 

@@ -18,7 +18,7 @@ from profpipe.job import Missing, Tool
 from profpipe.results import atomic, manifest
 from profpipe.results.manifest import NoCaptures, PairsEntry, SideEntry
 from profpipe.runner import checkout
-from profpipe.runner.request import Machine, RunRequest, readable
+from profpipe.runner.request import ExaminedMachine, RunRequest, readable
 
 #: Private, for the pipelines hold the values of environment variables.
 SIDES_FILE = Path("raw") / "sides.json"
@@ -105,7 +105,7 @@ _EXAMPLES: Mapping[SpecKind, str] = {
 
 
 @dataclass(frozen=True)
-class Side:
+class PairSide:
     """One side: its request, its interpreter, and the commit of its checkout where it has one.
 
     ``request.path`` lies in the folder in which the processes of the side run. For a commit this folder exists while
@@ -138,7 +138,7 @@ class Side:
     def checkout_folder(self, run_folder: Path) -> Path:
         return run_folder / checkout.FOLDER / self.label
 
-    def in_checkout(self, run_folder: Path) -> Side:
+    def in_checkout(self, run_folder: Path) -> PairSide:
         """Return the side with its checkout, which is made where it does not exist yet."""
         if self.repository is None:
             return self
@@ -148,7 +148,7 @@ class Side:
         if not folder.is_dir():
             what = f"commit {self.commit[:12]} has no folder {self.prefix}, in which the pipeline file lies."
             raise ConfigError(f"side {self.label}", what, "Choose a commit that has it.")
-        return replace(self, request=replace(self.request, path=folder / self.request.path.name))
+        return replace(self, request=self.request.move_to(folder))
 
 
 def parse_specs(words: Sequence[str], option: str) -> tuple[Spec, ...]:
@@ -160,7 +160,7 @@ def parse_specs(words: Sequence[str], option: str) -> tuple[Spec, ...]:
     return specs
 
 
-def entries(a: Side, b: Side) -> tuple[SideEntry, SideEntry]:
+def entries(a: PairSide, b: PairSide) -> tuple[SideEntry, SideEntry]:
     """Return what the manifest keeps of the sides."""
     of_a, of_b = (
         SideEntry(tuple(spec.published for spec in side.specs), side.commit, versions)
@@ -174,23 +174,23 @@ def overrides(specs: Iterable[Spec]) -> list[str]:
     return [spec.value for spec in specs if spec.kind is SpecKind.SET]
 
 
-def create(label: str, specs: Sequence[Spec], request: RunRequest) -> Side:
+def create(label: str, specs: Sequence[Spec], request: RunRequest) -> PairSide:
     """Return a side. ``request`` is the user's own with ``overrides(specs)``."""
     option = f"--{label.lower()}"
-    side = Side(label, tuple(specs), _move_to_working_folder(for_pairs(request, specs)))
+    request, python = _move_to_working_folder(for_pairs(request, specs)), sys.executable
+    repository, commit, prefix = None, "", ""
     for spec in specs:
         if spec.kind is SpecKind.GIT:
-            repository, commit, prefix = checkout.find(side.request.pipeline_dir, spec.value, option)
-            side = replace(side, repository=repository, commit=commit, prefix=prefix)
+            repository, commit, prefix = checkout.find(request.pipeline_dir, spec.value, option)
         elif spec.kind is SpecKind.DIR:
             folder = Path(spec.value).resolve()
             if not folder.is_dir():
                 raise ConfigError(option, f"{spec.value} is no folder.", "Name the folder to use in place of this one.")
-            side = replace(side, request=replace(side.request, path=folder / side.request.path.name))
+            request = request.move_to(folder)
         elif spec.kind is SpecKind.PYTHON:
-            side = replace(side, python=_find_python(spec.value, option))
-            _check_commands(side, option)
-    return side
+            python = _find_python(spec.value, option)
+            _check_commands(request, option)
+    return PairSide(label, tuple(specs), request, python, repository, commit, prefix)
 
 
 def for_pairs(request: RunRequest, specs: Iterable[Spec] = ()) -> RunRequest:
@@ -244,7 +244,7 @@ def _shorten_workload(workload: Workload, variables: Mapping[str, str]) -> Workl
 # --- captures --------------------------------------------------------------------------------------------------------
 
 
-def prepare(request: RunRequest, settings: PairsEntry) -> tuple[Machine, PairsEntry]:
+def prepare(request: RunRequest, settings: PairsEntry) -> tuple[ExaminedMachine, PairsEntry]:
     """Return the machine with the profilers of a new `ab` run, and the settings with that of the captures."""
     machine = examine(request, settings)
     has_commands = any(workload.command for workload in request.pipeline.workloads.values())
@@ -253,34 +253,36 @@ def prepare(request: RunRequest, settings: PairsEntry) -> tuple[Machine, PairsEn
     return replace(machine, tools={name: tool for name, tool in machine.tools.items() if name in used}), settings
 
 
-def examine(request: RunRequest, settings: PairsEntry | None) -> Machine:
+def examine(request: RunRequest, settings: PairsEntry | None) -> ExaminedMachine:
     """Return the machine with the profilers of a run; of an `ab` run with those that the captures may use."""
     if settings is None:
-        return Machine.examine(request)
+        return ExaminedMachine.examine(request)
     wanted = () if settings.no_captures else (settings.profiler,) if settings.profiler else _CAPTURING
-    return Machine.examine(replace(request, profilers=("plain", *wanted)))
+    return ExaminedMachine.examine(replace(request, profilers=("plain", *wanted)))
 
 
-def choose_captures(settings: PairsEntry, machine: Machine, pipeline_has_commands: bool) -> PairsEntry:
+def choose_captures(settings: PairsEntry, machine: ExaminedMachine, pipeline_has_commands: bool) -> PairsEntry:
     """Return the settings with the profiler of the captures, or why there are none.
 
     Without a GPU no kernels run. The Python of a command may have torch where that of profpipe has none. Raises
     ToolMissing for a profiler that the user names and that is missing.
     """
-    if settings.no_captures:
-        return replace(settings, captures=0, profiler="")
-    if settings.profiler:
+    profiler, why = "", settings.no_captures
+    if settings.profiler and not why:
         tool = machine.tools[settings.profiler]
         if isinstance(tool, Missing) and not (tool.name == "torch" and pipeline_has_commands):
             raise ToolMissing(str(tool))
         return settings
-    if not machine.described["gpus"]:
-        return replace(settings, captures=0, no_captures=NoCaptures.NO_GPU)
-    if isinstance(machine.tools["nsys"], Tool):
-        return replace(settings, profiler="nsys")
-    if isinstance(machine.tools["torch"], Tool) or pipeline_has_commands:
-        return replace(settings, profiler="torch")
-    return replace(settings, captures=0, no_captures=NoCaptures.NO_PROFILER)
+    if not why and not machine.described["gpus"]:
+        why = NoCaptures.NO_GPU
+    elif not why and isinstance(machine.tools["nsys"], Tool):
+        profiler = "nsys"
+    elif not why and (isinstance(machine.tools["torch"], Tool) or pipeline_has_commands):
+        profiler = "torch"
+    else:
+        why = why or NoCaptures.NO_PROFILER
+    captures = settings.captures if profiler else 0
+    return replace(settings, captures=captures, profiler=profiler, no_captures=why)
 
 
 # --- the interpreter -------------------------------------------------------------------------------------------------
@@ -296,9 +298,9 @@ def _find_python(text: str, option: str) -> str:
     return str(path)
 
 
-def _check_commands(side: Side, option: str) -> None:
-    chosen = side.request.workloads or tuple(side.request.pipeline.workloads)
-    for name, workload in side.request.pipeline.workloads.items():
+def _check_commands(request: RunRequest, option: str) -> None:
+    chosen = request.workloads or tuple(request.pipeline.workloads)
+    for name, workload in request.pipeline.workloads.items():
         if name in chosen and workload.command is not None and workload.command[0] not in PYTHONS:
             what = f"python: changes nothing for workload '{name}', whose command begins with {workload.command[0]}."
             raise ConfigError(option, what, "Begin the command with `python`, or leave the workload out with -w.")
@@ -307,7 +309,7 @@ def _check_commands(side: Side, option: str) -> None:
 # --- on disk ---------------------------------------------------------------------------------------------------------
 
 
-def save(folder: Path, sides: Sequence[Side]) -> None:
+def save(folder: Path, sides: Sequence[PairSide]) -> None:
     """Save the sides for a resumed run."""
     requests = ({**side.request.as_json(), "path": str(side.request.path)} for side in sides)
     document = [
@@ -318,12 +320,12 @@ def save(folder: Path, sides: Sequence[Side]) -> None:
     atomic.write_private(folder / SIDES_FILE, json.dumps(document, default=str).encode())
 
 
-def load(folder: Path) -> tuple[Side, Side]:
+def load(folder: Path) -> tuple[PairSide, PairSide]:
     """Load the sides of the run in ``folder``."""
     with readable(folder, SIDES_FILE) as document:
         requests = (RunRequest.parse(entry["request"], folder) for entry in document)
         a, b = (
-            manifest.parse(Side, {**entry, "request": request})
+            manifest.parse(PairSide, {**entry, "request": request})
             for entry, request in zip(document, requests, strict=True)
         )
         return a, b

@@ -19,8 +19,8 @@ from profpipe.job import Case, Job, JobOutcome, Profiler, ProgressListener
 from profpipe.measure import machine
 from profpipe.results import atomic
 from profpipe.runner import executor, process
-from profpipe.runner.ahead import Ahead
 from profpipe.runner.executor import Context
+from profpipe.runner.prestart import Prestart
 from profpipe.runner.process import GracePeriods, InterruptCounter
 from profpipe.runner.request import readable
 
@@ -63,7 +63,8 @@ class Slots:
         """Return the job on the slot of this number, which its group has from now on."""
         self.assign(job.group, slot)
         name, gpu = [*self.gpus.items()][slot]
-        return replace(job, lane=name, env={**job.env, **({} if gpu is None else {_VARIABLE: gpu})})
+        env = job.launch.env if gpu is None else {**job.launch.env, _VARIABLE: gpu}
+        return replace(job, launch=replace(job.launch, slot=name, env=env))
 
 
 def find(count: int, gpus: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) -> Gpus:
@@ -115,7 +116,7 @@ def run(
     oom_cases: Mapping[tuple[str, str], Iterable[Case]] | None = None,
     narrow: Callable[[Job], Job | None] = lambda job: job,
     numbers: tuple[int, int] | None = None,
-    ahead: Ahead | None = None,
+    prestart: Prestart | None = None,
     overlaps: Callable[[Job, Job], bool] = lambda ended, job: False,
     slots: Slots | None = None,
 ) -> Generator[JobOutcome, None, None]:
@@ -134,7 +135,7 @@ def run(
 
     ``oom_cases`` are the cases that ran out of memory before, by workload and profiler. ``narrow`` returns a job with
     the cases that are still needed when its turn comes, and None where there is none. ``numbers`` are those of the
-    first job and of the last one, where ``jobs`` are a part of a run. ``ahead`` starts the processes of later jobs.
+    first job and of the last one, where ``jobs`` are a part of a run. ``prestart`` starts the processes of later jobs.
     """
     first, last = numbers or (1, len(jobs))
     slots = slots or Slots({})
@@ -144,7 +145,7 @@ def run(
         ThreadPoolExecutor(len(slots.gpus) or 1) as threads,
     ):
         earlier_oom = {key: list(cases) for key, cases in (oom_cases or {}).items()}
-        context = Context(listener, grace, interrupts, earlier_oom, ahead or Ahead(), profilers)
+        context = Context(listener, grace, interrupts, earlier_oom, prestart or Prestart(), profilers)
         waiting = list(enumerate(jobs, start=first))
         #: The number and the slot of each job that runs.
         busy: dict[Future[JobOutcome], tuple[int, int]] = {}
@@ -160,7 +161,7 @@ def run(
                     context.upcoming[:] = [job for _, job in waiting]
                     if job := narrow(planned):
                         job = job if slot == _ALONE else slots.place(job, slot)
-                        job_context = replace(context, listener=listener.lane(job.lane))
+                        job_context = replace(context, listener=listener.slot(job.launch.slot))
                         job_context.listener.job_started(job, index, last)
                         busy[threads.submit(_carry_out, job, profilers, job_context)] = index, slot
                     continue

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from profpipe.ingest import json_stream
-from profpipe.scrub.sqlite import without_folders
+from profpipe.scrub.sqlite import strip_folders
 
 _KEYS: Final = re.compile(
     r"schemaVersion|deviceProperties|distributedInfo|displayTimeUnit|baseTimeNanoseconds?|trace_id|traceEvents"
@@ -99,8 +99,8 @@ def _scrub_event(event: Any, removed: Counter[str]) -> Any:
         return event
     changed = dict(event)
     if event.get("cat") == "python_function":
-        changed["name"] = without_folders(event.get("name"))
+        changed["name"] = strip_folders(event.get("name"))
     if isinstance(args := _drop_private(event.get("args")), dict):
-        changed["args"] = args | {_STACK: without_folders(args[_STACK])} if _STACK in args else args
+        changed["args"] = args | {_STACK: strip_folders(args[_STACK])} if _STACK in args else args
     removed["events"] += changed != event
     return changed

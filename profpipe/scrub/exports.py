@@ -3,7 +3,7 @@
 An export is replaced by a copy without environment, command lines, host and user.
 
 Kernels, ranges, calls, and the description of GPU, driver and operating system stay: the parser makes the same tables.
-The modules beside this one hold the rules of each format.
+The modules beside this one hold the rules of the formats.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def scrub(path: Path, parser: str) -> dict[str, int]:
             removed = +copy(place, beside)
         if removed or is_scrubbed(beside):
             if place.is_dir():
-                # One by one, so that a kill leaves each of them whole.
+                # One by one, so that a kill leaves them whole.
                 for file in sorted(beside.iterdir()):
                     file.replace(place / file.name)
             else:
@@ -111,7 +111,7 @@ _REPORT_SUFFIXES = {".nsys-rep", ".qdrep", ".qdstrm", ".ncu-rep"}
 
 
 def scrub_exports(files: Iterable[Path], pipeline_dir: Path | None) -> dict[Path, bool]:
-    """Scrub the exports among ``files`` and return for each whether it is scrubbed. A damaged one stays as it was."""
+    """Scrub the exports among ``files`` and return by file whether it is scrubbed. A damaged one stays as it was."""
     parsers = reader.parsers(pipeline_dir)
     scrubbed = {}
     for path in files:
@@ -201,7 +201,7 @@ def _texts_of_parquet(path: Path) -> Iterator[bytes]:
 
 
 def mask_tables(tables: Tables, secrets: Mapping[str, str]) -> Tables:
-    """Return ``tables`` without the known ``secrets``, and cases without what looks like a secret by its form.
+    """Return ``tables`` without the ``secrets``, and cases without what looks like a secret by its form.
 
     Kernel names are not searched for forms: a template argument may look like one. A table without a secret stays the
     same object.

@@ -1,6 +1,6 @@
 """The rules for private data in an nsys export, SQLite or Parquet: both have the same tables and columns.
 
-nsys (2022 to 2026) stores the environment of the profiled process and of every process of the host (values of
+nsys (2022 to 2026) stores the environment of the profiled process and of all processes of the host (values of
 ``StringIds`` with NUL bytes between variables), their names and command lines, and the program's output. Unknown data
 is removed, for later versions store more.
 """
@@ -23,7 +23,7 @@ from pyarrow import parquet
 from profpipe.errors import UnreadableFile
 from profpipe.ingest.nsys_export import quoted
 from profpipe.scrub import sqlite
-from profpipe.scrub.sqlite import PRIVATE_COLUMN, Schema, call, differ, without_folders, without_paths
+from profpipe.scrub.sqlite import PRIVATE_COLUMN, Schema, call, differ, strip_folders, strip_paths
 
 #: From 2022 on the schema declares the columns with ids of texts, except payloads.
 _DECLARED_ID: Final = re.compile(r'^\s*"?(\w+)"?\s+INTEGER\b.*REFERENCES StringIds\(id\)', re.MULTILINE)
@@ -77,8 +77,8 @@ def define(database: sqlite3.Connection) -> None:
         "describes_export": (2, lambda name, value: bool(_EXPORT.fullmatch(str(name))) or _is_switch(name, value)),
         "describes_capture": (2, lambda name, value: bool(_CAPTURE.fullmatch(_last(name))) or _is_switch(name, value)),
         "file_name": (1, lambda path: re.split(r"[/\\]", path)[-1] if isinstance(path, str) else path),
-        "without_folders": (1, without_folders),
-        "without_paths": (1, without_paths),
+        "strip_folders": (1, strip_folders),
+        "strip_paths": (1, strip_paths),
     }
     for name, (arguments, function) in functions.items():
         sqlite.define(database, name, arguments, function)
@@ -134,11 +134,11 @@ def kept(schema: Schema, table: str) -> str:
 
 def changed(schema: Schema, table: str) -> dict[str, str]:
     columns = dict.fromkeys(schema.private_texts(table), "''")
-    for of, column, function in (("DIAGNOSTIC_EVENT", "text", "without_paths"), ("PROCESSES", "name", "file_name")):
+    for of, column, function in (("DIAGNOSTIC_EVENT", "text", "strip_paths"), ("PROCESSES", "name", "file_name")):
         if table == of and schema.has(table, column):
             columns[column] = call(function, column)
     if table == "StringIds" and schema.has(table, "id", "value"):
-        columns["value"] = f"CASE WHEN id IN used THEN value ELSE {call('without_folders', 'value')} END"
+        columns["value"] = f"CASE WHEN id IN used THEN value ELSE {call('strip_folders', 'value')} END"
     return columns
 
 

@@ -33,7 +33,7 @@ PRIVATE_COLUMN: Final = re.compile(
 
 @dataclass(frozen=True)
 class Schema:
-    """The tables of ``source``: the statement that created each, and the declared types of its columns."""
+    """The tables of ``source``: the statements that created them, and the declared types of its columns."""
 
     made: Mapping[str, str]
     columns: Mapping[str, Mapping[str, str]]
@@ -154,19 +154,19 @@ _PATH: Final = re.compile(r"(?<![\w.])~?(/[^\s/,;:'\"()]+){2,}/?|\b[A-Za-z]:\\[^
 _FOLDERS: Final = re.compile(r"(?<![\w.])(~?/|[A-Za-z]:\\)[^;\n]*[/\\]")
 
 
-def without_paths(text: Any) -> Any:
-    """Replace each path in ``text``; other values stay."""
+def strip_paths(text: Any) -> Any:
+    """Replace the paths in ``text``; other values stay."""
     return _PATH.sub("[path]", text) if isinstance(text, str) else text
 
 
-def without_folders(text: Any) -> Any:
+def strip_folders(text: Any) -> Any:
     """Remove the folders of an absolute path from ``text``; of several paths, all text up to the last folder."""
     return _FOLDERS.sub("", text) if isinstance(text, str) else text
 
 
 # --- databases of rocprof ---------------------------------------------------------------------------------------------
 
-#: rocpd (rocprofv3) stores each process's command, environment and output folders, the host with its machine id, the
+#: rocpd (rocprofv3) stores the processes' command, environment and output folders, the host with its machine id, the
 #: paths of code objects, and the arguments of API calls, which may be texts. Each process has tables whose names end in
 #: its GUID. results.db of rocprof v1 has the same columns of texts.
 _TEXT_ID: Final = re.compile(r"(^|_)(name|category)_id$")
@@ -183,7 +183,7 @@ _CHANGED: Final = {
         "machine_id": "'node ' || rowid", "hash": "rowid", "hostname": "''", "domain_name": "''",
     },
     "rocpd_info_process": {"command": "''", "environment": "'{}'"},
-    "rocpd_info_code_object": {"uri": call("without_paths", "uri"), "extdata": call("without_paths", "extdata")},
+    "rocpd_info_code_object": {"uri": call("strip_paths", "uri"), "extdata": call("strip_paths", "extdata")},
     "rocpd_event": {"call_stack": "'{}'", "line_info": "'{}'", "extdata": call("message_alone", "extdata")},
     "rocpd_arg": {"value": call("harmless_argument", "type", "value")},
 }  # fmt: skip
@@ -206,7 +206,7 @@ class _Rocprof:
         for table, column, texts in _text_columns(database, schema):
             chosen = f"SELECT DISTINCT ?, {quoted(column)} FROM source.{quoted(table)}"
             database.execute(f"INSERT OR IGNORE INTO used {chosen} WHERE {quoted(column)} IS NOT NULL", [texts])
-        define(database, "without_paths", 1, without_paths)
+        define(database, "strip_paths", 1, strip_paths)
         define(database, "message_alone", 1, _message_alone)
         define(database, "harmless_argument", 2, _harmless_argument)
 

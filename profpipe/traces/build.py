@@ -1,4 +1,4 @@
-"""A trace, and how it is made from a recording: ranges, calls, steps, idle time and the streams of each device.
+"""A trace, and how it is made from a recording: ranges, calls, steps, idle time and the streams of the devices.
 
 A trace has processes, these have tracks, and tracks have slices. ``write`` turns it into a file.
 """
@@ -26,7 +26,7 @@ class Slices:
     """Slices of one track, times in ns; ``name`` indexes ``names`` and ``category`` indexes ``categories``.
 
     Slices with the same number in ``flow`` are joined by an arrow; 0 stands for none. ``details`` are values by name
-    for each slice, None where there is no value.
+    for a slice, None where there is no value.
     """
 
     start: Int64s
@@ -45,11 +45,12 @@ class Slices:
         """Return the slices ``rows``."""
         chosen = np.flatnonzero(rows) if rows.dtype == bool else rows
         details = {name: [values[row] for row in chosen.tolist()] for name, values in self.details.items()}
-        columns = {key: getattr(self, key)[chosen] for key in ("start", "end", "name", "category", "flow")}
-        return replace(self, **columns, details=details)
+        name, category = self.name[chosen], self.category[chosen]
+        flow = self.flow[chosen]
+        return Slices(self.start[chosen], self.end[chosen], name, self.names, category, self.categories, flow, details)
 
     def lanes(self, may_nest: bool) -> Iterator[Slices]:
-        """Yield the slices in as few parts as needed, so that in each of them none overlaps with another one.
+        """Yield the slices in as few parts as needed, so that in none of them one overlaps with another one.
 
         With ``may_nest`` one may lie inside another one. The slices of a part are ordered by start, the longest first.
         """
@@ -101,11 +102,11 @@ class Process:
 
     def since(self, time_ns: int) -> Process:
         """Return the process with times since ``time_ns``."""
-
-        def moved(slices: Slices) -> Slices:
-            return replace(slices, start=slices.start - time_ns, end=slices.end - time_ns)
-
-        return replace(self, tracks=tuple((name, moved(slices)) for name, slices in self.tracks))
+        tracks = (
+            (name, replace(slices, start=slices.start - time_ns, end=slices.end - time_ns))
+            for name, slices in self.tracks
+        )
+        return Process(self.name, self.pid, tuple(tracks))
 
     @property
     def slices(self) -> int:
@@ -266,7 +267,7 @@ class Builder:
         return Slices(done.start[rows], done.end[rows], number[name], names, name, self._classes, flow, details)
 
     def _flows(self, rows: Ints) -> Int64s:
-        """Return the number of the arrow to each operation: of a graph to its first one."""
+        """Return the number of the arrow to an operation: of a graph to its first one."""
         call = self._recording.call[rows]
         order = np.lexsort((self._recording.operations.start[rows], call))
         firsts = order[np.concatenate([[True], np.diff(call[order]) != 0])] if len(order) else order
@@ -302,7 +303,7 @@ class _Host:
         return shown if self._of_case is None else shown & self._of_case.contains(start)
 
     def ranges(self) -> Iterator[Track]:
-        """Yield the ranges of each thread, with the names that the program gave them."""
+        """Yield the ranges of a thread, with the names that the program gave them."""
         given = self._recording.ranges
         rows = np.flatnonzero(self._shown(given.start, given.end, given.process))
         start, end = given.start[rows].clip(min=self._low), given.end[rows].clip(max=self._high)
@@ -312,7 +313,7 @@ class _Host:
         yield from self._lay_out_threads("ranges", self._recording.tids(given.thread[rows]), slices)
 
     def calls(self) -> Iterator[Track]:
-        """Yield the calls of each thread; those that launched something have an arrow to it."""
+        """Yield the calls of a thread; those that launched something have an arrow to it."""
         calls = self._recording.calls
         launching = np.zeros(len(calls.start), dtype=bool)
         called = self._recording.call[self._chosen]

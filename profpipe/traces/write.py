@@ -1,4 +1,4 @@
-"""Write a trace as JSON in the format of Chrome, or in Perfetto's own format. ui.perfetto.dev opens both."""
+"""Write a trace as JSON in the format of Chrome, or in the format of Perfetto. ui.perfetto.dev opens both."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _json_slices(slices: Slices, place: dict[str, Any], space: int) -> Iterator[
             yield {**place, **arrow, "name": "launch", "cat": "launch", "id": f"{space}.{flow}", "ts": start / 1000}
 
 
-# --- Perfetto's own format: track events in protobuf messages, made by the package ``perfetto`` -----------------------
+# --- the format of Perfetto: track events in protobuf messages, made by the package ``perfetto`` ----------------------
 
 #: Number of the one sequence of packets.
 _SEQUENCE = 1

@@ -30,7 +30,7 @@ from profpipe.workload_lib.attention_config import AttentionConfig
 
 MEASURES = ("error_max", "error_mean", "error_rel_l1", "error_rmse", "cosine")
 
-#: Elements in fp64 at once: 128 MiB for each of the four tensors of a block.
+#: Elements in fp64 at once: 128 MiB for one of the four tensors of a block.
 BLOCK = 2**24
 
 
@@ -40,7 +40,7 @@ class Difference:
 
     largest: float = 0.0
     count: int = 0
-    #: |a - b|, (a - b)^2, |b|, a^2, b^2 and a b, each summed.
+    #: |a - b|, (a - b)^2, |b|, a^2, b^2 and a b, summed.
     sums: list[float] = field(default_factory=lambda: [0.0] * 6)
 
     def add(self, got: Tensor, expected: Tensor) -> None:
@@ -65,7 +65,7 @@ class Difference:
     def measures(self, tensor: str = "out") -> dict[str, float]:
         """Return the five measures with their names for ``tensor``: ``out``, ``dq``, ``dk`` or ``dv``.
 
-        A NaN in the result makes every error infinite and the cosine -1: the worst values, which meet no limit and can
+        A NaN in the result makes all errors infinite and the cosine -1: the worst values, which meet no limit and can
         be compared and plotted.
         """
         absolute, squared, of_b, a_a, b_b, a_b = self.sums
@@ -116,7 +116,7 @@ FLOPS = {"fp32": 1e13, "fp64": 3e11}
 def measure_differences(
     config: AttentionConfig, precision: str, produced: Mapping[str, Tensor], inputs: Sequence[Tensor]
 ) -> dict[str, float]:
-    """Return the measures of ``error_metrics`` for each tensor of ``produced``: ``out``, ``dq``, ``dk``, ``dv``.
+    """Return the measures of ``error_metrics`` for the tensors of ``produced``: ``out``, ``dq``, ``dk``, ``dv``.
 
     ``inputs`` are q, k, v and, for gradients, the upstream gradient; all ``(batch, seqlen, heads, head_dim)``, with
     ``kv_heads`` heads for k, v and their gradients. They are already rounded to the config's dtype.
@@ -140,7 +140,7 @@ def measure_differences(
 
 
 def checked_heads(config: AttentionConfig, precision: str, *, backward: bool) -> list[tuple[int, slice, slice]]:
-    """Return (batch item, query heads, key/value heads) of each part that is compared.
+    """Return (batch item, query heads, key/value heads) of the parts that are compared.
 
     In fp32 whole items where the budget allows; else single key/value heads, spread evenly, at least one: the last,
     where an index overflow would show.

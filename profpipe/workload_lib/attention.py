@@ -23,7 +23,7 @@ def case_from(params: Mapping[str, Any]) -> AttentionConfig:
 
 
 def iteration(case: AttentionConfig, phase: attention_config.Phase) -> Callable[[], tuple[Tensor, ...]]:
-    """Return one iteration, with each pass in a ``phase``; the iteration returns (output, gradients...)."""
+    """Return one iteration, with its passes in a ``phase``; the iteration returns (output, gradients...)."""
     row = IMPLEMENTATIONS[case.impl]
     forward = row.prepare(case)
     q, k, v, *upstream = attention_config.draw(case)
@@ -54,7 +54,7 @@ def dense_flops(case: AttentionConfig) -> float:
 
 
 def bytes_moved(case: AttentionConfig) -> float:
-    """Return the bytes that a call must read and write at least, every tensor once."""
+    """Return the bytes that a call must read and write at least, all tensors once."""
     element = attention_config.DTYPES[case.dtype].itemsize
     of_q, of_kv = math.prod(case.q_shape) * element, 2 * math.prod(case.kv_shape) * element
     return attention_config.least_bytes(case.mode, of_q, of_kv, case.batch * case.heads * case.queries)

@@ -65,7 +65,7 @@ def make_tuple(out: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 def least_bytes(mode: str, q: float, kv: float, query_rows: float) -> float:
     """Return the bytes that a call must read and write at least; ``q`` and ``kv`` are the bytes of q, and of k and v.
 
-    The forward pass writes a log-sum-exp (fp32) for each query row where the backward pass needs it.
+    The forward pass writes a log-sum-exp (fp32) for a query row where the backward pass needs it.
     """
     log_sum_exp = 0 if mode == "fwd" else 4 * query_rows
     forward, backward = 2 * q + kv + log_sum_exp, 4 * q + 2 * kv + log_sum_exp
@@ -91,11 +91,11 @@ def device() -> str:
 class AttentionConfig:
     """One call of attention with ``queries`` queries over ``seqlen`` keys and values.
 
-    Fewer queries than keys are the last ones of the sequence: the last query sees every key, causal or not. The four
+    Fewer queries than keys are the last ones of the sequence: the last query sees all keys, causal or not. The four
     fields below ``mode`` are SpargeAttn's, with its names; None means its default. The others are for the workload
     ``attention``.
 
-    Raises ValueError for values that are invalid on every machine.
+    Raises ValueError for values that are invalid on any machine.
     """
 
     impl: str
@@ -152,7 +152,7 @@ class AttentionConfig:
 
     @property
     def has_mask(self) -> bool:
-        """Whether the causal mask hides anything: a single query, the last one, sees every key."""
+        """Whether the causal mask hides anything: a single query, the last one, sees all keys."""
         return self.causal and self.queries > 1
 
     @property
@@ -178,7 +178,7 @@ class AttentionConfig:
 # ``local`` is for implementations that exploit structure, as the tokens of a video have it (SpargeAttn, arXiv
 # 2502.18137). The tokens lie on a cube of frames, rows and columns. Each head has a smooth random field on the cube
 # (random Fourier features, Rahimi and Recht, 2007): two places have a dot product of head_dim x exp(-distance^2 / (2
-# length^2)) on average. q and k of a head are the same field and v is another, each with noise. The lengths of the
+# length^2)) on average. q and k of a head are the same field and v is another, both with noise. The lengths of the
 # heads range from a side of the cube to a quarter of it. Every element has variance 1.
 
 KINDS = ("normal", "local")
@@ -190,7 +190,7 @@ _NOISE = 0.25
 def draw(config: AttentionConfig) -> list[Tensor]:
     """Draw q, k, v and, for the backward pass, the upstream gradient: ``(batch, length, heads, head_dim)``.
 
-    The numbers depend on the seed and the shapes only, so every implementation gets the same.
+    The numbers depend on the seed and the shapes only, so all implementations get the same.
     """
     generator = torch.Generator(device()).manual_seed(config.seed)
     upstream = [config.q_shape] * config.needs_grad
@@ -200,7 +200,7 @@ def draw(config: AttentionConfig) -> list[Tensor]:
 
 
 def normal(shapes: Iterable[tuple[int, ...]], dtype: str, seed: int | torch.Generator) -> list[Tensor]:
-    """Draw a tensor of independent normal numbers for each of ``shapes``."""
+    """Draw a tensor of independent normal numbers for all ``shapes``."""
     generator = torch.Generator(device()).manual_seed(seed) if isinstance(seed, int) else seed
     options: dict[str, Any] = {"device": generator.device, "dtype": DTYPES[dtype]}
     return [torch.randn(shape, generator=generator, **options) for shape in shapes]

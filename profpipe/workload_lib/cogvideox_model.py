@@ -174,7 +174,7 @@ def attend(config: CogVideoXConfig, phase: Phase) -> attention_config.Forward:
     """Return the implementation with the processor's layouts, by views only, in the range ``attention``.
 
     With torch.compile there is no range, because a range breaks the graph; SDPA's backend is set so that the compiler
-    sees it; and packages are called outside the graph, which breaks the graph for each of them equally.
+    sees it; and packages are called outside the graph, which breaks the graph for all of them equally.
     """
     if config.compile and config.impl in _BACKENDS:
         return functools.partial(_traceable, getattr(SDPBackend, _BACKENDS[config.impl]))
@@ -278,7 +278,7 @@ def parameter_count(config: CogVideoXConfig) -> int:
 def flops_per_step(config: CogVideoXConfig) -> float:
     """Return the FLOPs of the matrix products in one call of the transformer.
 
-    2 x tokens x elements of each matrix, and 4 x batch x tokens^2 x width for attention in each layer, without a mask.
+    2 x tokens x elements of a matrix, and 4 x batch x tokens^2 x width for attention in a layer, without a mask.
     A layer has four matrices of width^2 in attention and two of 4 x width^2 in the MLP; its two norms get scale, shift
     and gate for text and video from the time embedding, once per video.
     """
@@ -331,7 +331,7 @@ def mismatch(config: CogVideoXConfig) -> str | None:
 
 
 def missing_memory(config: CogVideoXConfig) -> str | None:
-    """Compare a lower bound of the memory that the case needs with that of the machine: every case that fits is tried.
+    """Compare a lower bound of the memory that the case needs with that of the machine: all cases that fit are tried.
 
     The bound counts the weights and, for one layer, the tokens with the MLP's inner activations before and after its
     GELU; where the scores are stored, the scores and their softmax.

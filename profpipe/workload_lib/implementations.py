@@ -1,6 +1,6 @@
 """The implementations of attention that can be compared.
 
-Example for a caller with its own tensors::
+Example for a caller with tensors::
 
     config = AttentionConfig(impl="fa2", batch=1, seqlen=17776, heads=30, head_dim=64, dtype="bf16")
     reason = unavailable_reason(config)  # None: it can run
@@ -33,7 +33,7 @@ from profpipe.workload_lib.requirements import Implementation
 
 
 def switches() -> dict[str, tuple[Callable[[], bool], Callable[[bool], None]]]:
-    """Return the getter and setter of each backend of SDPA; releases before 2.4 have no cuDNN."""
+    """Return the getter and setter of the backends of SDPA; releases before 2.4 have no cuDNN."""
     cuda = torch.backends.cuda
     names = [name for name in ("flash", "mem_efficient", "math", "cudnn") if hasattr(cuda, f"enable_{name}_sdp")]
     return {name: (getattr(cuda, f"{name}_sdp_enabled"), getattr(cuda, f"enable_{name}_sdp")) for name in names}
@@ -84,7 +84,7 @@ def sdpa(backend: str) -> Callable[[AttentionConfig], Forward]:
 
     def prepare(config: AttentionConfig) -> Forward:
         only = OnlyBackend(backend)
-        # Only where needed: the argument is new in torch 2.5, and not every backend supports it.
+        # Only where needed: the argument is new in torch 2.5, and not all backends support it.
         grouped = {"enable_gqa": True} if config.group_size > 1 else {}
 
         def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ def flex(config: AttentionConfig) -> Forward:
 
 
 def flex_with_mask(mask: Any, case: Hashable, *, grouped: bool, kept: bool) -> Forward:
-    """Return FlexAttention with a block mask or None, compiled once for each ``case``.
+    """Return FlexAttention with a block mask or None, compiled once for a ``case``.
 
     ``grouped``: there are fewer key/value heads than query heads. ``kept``: the graph is kept after a backward pass.
     """
@@ -142,14 +142,14 @@ def _block_mask(config: AttentionConfig) -> Any:
 # --- packages: SpargeAttn and FastVideo ------------------------------------------------------------------------------
 #
 # SpargeAttn (arXiv 2502.18137) skips blocks of keys with small expected weights. ``topk`` (the default) keeps that
-# share of the key blocks of each query block; ``cdfthreshd`` keeps the blocks that together have that share of the
+# share of the key blocks of a query block; ``cdfthreshd`` keeps the blocks that together have that share of the
 # pooled softmax. Both also keep blocks whose tokens are less similar (mean cosine) than ``simthreshd1``, and
 # ``pvthreshd`` skips small products with V. QK is quantised to int8, PV to fp16 (``spas_sage_attn_*``) or fp8
 # (``spas_sage2_attn_*``; on sm_80 and sm_86 these run the fp16 kernel).
 #
-# In sliding tile attention (arXiv 2502.04507) a token sees the tiles of a video around its own. A tile is 6 x 8 x 8
-# tokens, consecutive in the sequence. The window is 3 x 3 x 3 tiles for each head, as in the kernel's documentation,
-# and stays inside the video for tiles at its edge, so that every tile sees equally many. The kernel supports the videos
+# In sliding tile attention (arXiv 2502.04507) a token sees the tiles of a video around its tile. A tile is 6 x 8 x 8
+# tokens, consecutive in the sequence. The window is 3 x 3 x 3 tiles for a head, as in the kernel's documentation,
+# and stays inside the video for tiles at its edge, so that all tiles see as many. The kernel supports the videos
 # of certain models (fastvideo-kernel 0.2 and 0.3); these two have no prompt in the sequence.
 
 #: Prefixes of SpargeAttn's function names by the precision of PV (version 0.1.0).
@@ -262,7 +262,7 @@ def xformers(config: AttentionConfig) -> Forward:
     from xformers.ops.fmha import attn_bias
 
     mask = _xformers_mask(config, attn_bias)
-    return lambda q, k, v: memory_efficient_attention(*with_group_axis(config.group_size, q, k, v), attn_bias=mask)
+    return lambda q, k, v: memory_efficient_attention(*add_group_axis(config.group_size, q, k, v), attn_bias=mask)
 
 
 def _xformers_mask(config: AttentionConfig, attn_bias: Any) -> Any:
@@ -272,7 +272,7 @@ def _xformers_mask(config: AttentionConfig, attn_bias: Any) -> Any:
     return attn_bias.LowerTriangularMask() if equal else attn_bias.LowerTriangularFromBottomRightMask()
 
 
-def with_group_axis(group_size: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def add_group_axis(group_size: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Add an axis for the query heads of a group, over which K and V are expanded: views that xformers supports."""
     if group_size == 1:
         return q, k, v
@@ -296,7 +296,7 @@ def xformers_family(config: AttentionConfig) -> str:
     # One token: the operator does not depend on the lengths.
     heads = (config.heads, config.kv_heads, config.kv_heads)
     q, k, v = (torch.empty(1, 1, count, config.head_dim, **options) for count in heads)
-    tensors = with_group_axis(config.group_size, q, k, v)
+    tensors = add_group_axis(config.group_size, q, k, v)
     inputs = fmha.Inputs(*tensors, _xformers_mask(config, fmha.attn_bias))
     try:
         operators = [] if config.mode == "bwd" else [dispatch._dispatch_fw(inputs, config.needs_grad)]
@@ -451,7 +451,7 @@ def expected_family(config: AttentionConfig) -> str:
 
 
 def flops_by_dtype(config: AttentionConfig, flops: float) -> float | dict[str, float]:
-    """Split ``flops`` of the two products of a forward pass by their data types; one number for the tensors' own."""
+    """Split ``flops`` of the two products of a forward pass by their data types; one number for that of the tensors."""
     types = IMPLEMENTATIONS[config.impl].products()
     if types is None or set(types) == {config.dtype}:
         return flops

@@ -20,7 +20,7 @@ from profpipe.workload_lib.lm_model import LmConfig
 Numbers = dict[str, dict[str, tuple[float, str, int]]]
 
 #: One allocation or release in torch.cuda.memory._snapshot: ``action``, ``addr``, ``size``,
-#: ``frames`` (innermost first, each with ``filename``, ``line`` and ``name``; absent where none were recorded).
+#: ``frames`` (innermost first, with ``filename``, ``line`` and ``name``; absent where none were recorded).
 Entry = Mapping[str, Any]
 
 #: Reported kinds of allocation.
@@ -71,7 +71,7 @@ class Peaks:
         return torch.cuda.memory_allocated() - self._baseline
 
     def _update_peaks(self) -> None:
-        """Add the peak since the last call to every open range."""
+        """Add the peak since the last call to all open ranges."""
         peak = torch.cuda.max_memory_allocated() - self._baseline
         for depth in range(1, len(self._open) + 1):
             row = self.by_phase[" > ".join(self._open[:depth])]
@@ -117,7 +117,7 @@ def record(config: LmConfig, file: Path) -> Numbers:
 
 
 def courses(trace: Sequence[Entry], peaks: Peaks) -> dict[str, list[tuple[int, int]]]:
-    """Return points of each outer phase: us since the first one began, and the most bytes since the point before.
+    """Return points of an outer phase: us since the first one began, and the most bytes since the point before.
 
     The points divide a phase evenly. Times are the host's: the GPU may run a kernel later than its memory is allocated.
     """

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from profpipe.workload_lib import attention_config, requirements
 from profpipe.workload_lib.attention_config import Phase
-from profpipe.workload_lib.parameters import check_bool, check_choice, check_positive, with_defaults
+from profpipe.workload_lib.parameters import add_defaults, check_bool, check_choice, check_positive
 
 # --- parameters ------------------------------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ class LmConfig:
 
 def lm_config(params: Mapping[str, Any], defaults: Mapping[str, Any]) -> LmConfig:
     """Return the config of ``params`` with defaults. Raises ValueError for a wrong value."""
-    values = with_defaults(params, defaults)
+    values = add_defaults(params, defaults)
     for name, choices in CHOICES.items():
         check_choice(name, values[name], choices)
     check_bool(values, "compile", "memory_snapshot", "record_dtypes")
@@ -117,7 +117,7 @@ def _dimensions(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Embedding(nn.Module):
-    """Token ids to vectors; classic adds a learned vector for each position."""
+    """Token ids to vectors; classic adds a learned vector for a position."""
 
     def __init__(self, config: LmConfig) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ def _norm(config: LmConfig) -> nn.Module:
 
 
 class Block(nn.Module):
-    """One layer: attention and MLP, each with a norm before it and a residual connection around it."""
+    """One layer: attention and MLP, both with a norm before it and a residual connection around it."""
 
     def __init__(self, config: LmConfig, attention: Attention) -> None:
         super().__init__()
@@ -283,7 +283,7 @@ class Model:
 
 
 def iteration(config: LmConfig, phase: Phase) -> Callable[[], Tensor]:
-    """Return one iteration, with each pass in a ``phase``; the iteration returns the loss."""
+    """Return one iteration, with its passes in a ``phase``; the iteration returns the loss."""
     model = Model(config, nullcontext if config.what == "backward" else phase)
 
     def forward() -> Tensor:
@@ -341,8 +341,8 @@ def bits(config: LmConfig) -> dict[str, int]:
     precision makes one forward and one backward pass: dtypes do not depend on the size.
     """
     width, inner, layers, heads = SIZES["tiny"]
-    small = replace(config, d_model=width, d_ff=inner, layers=layers, heads=heads, context=16, batch=1, vocab=64)
-    model = Model(replace(small, compile=False), nullcontext)
+    sizes: dict[str, Any] = {"d_model": width, "d_ff": inner, "context": 16, "batch": 1, "vocab": 64}
+    model = Model(replace(config, layers=layers, heads=heads, compile=False, **sizes), nullcontext)
     dtypes_by_kind: dict[str, set[torch.dtype]] = {
         name: set() for name in ("parameter", *_KINDS, "logits", "loss", "gradient")
     }
@@ -386,10 +386,10 @@ def missing_memory(config: LmConfig) -> str | None:
 
 
 def least_bytes(config: LmConfig) -> int:
-    """Return a lower bound of the memory that the case needs, so that every case that fits is tried.
+    """Return a lower bound of the memory that the case needs, so that all cases that fit are tried.
 
-    Weights, gradients and AdamW's two states take 4 bytes each per parameter. For the backward pass eager PyTorch
-    keeps at least the inputs of every matrix product (plain attention: also its weights) and the logits, in the case's
+    Weights, gradients and AdamW's two states take 4 bytes per parameter. For the backward pass eager PyTorch
+    keeps at least the inputs of all matrix products (plain attention: also its weights) and the logits, in the case's
     precision; compiled code may recompute them.
     """
     element = config.dtype.itemsize

@@ -1,11 +1,11 @@
 """Attention over several processes: how q, k and v ``(batch, heads, seqlen, head_dim)`` are sharded and computed.
 
-With every method each process has one shard of the sequence, so the methods are interchangeable in a model.
+With all methods a process has one shard of the sequence, so the methods are interchangeable in a model.
 ``ring_allgather`` and ``ring_alltoall`` are PyTorch's context parallelism
 (``torch.distributed.tensor.experimental._attention``, an unstable interface; written against torch 2.11 and 2.13).
 DTensor passes ``scaled_dot_product_attention`` to the ring on GPUs only; on a CPU the ring is called with the flash
 operator of CPUs. ``heads`` shards heads during the attention (DeepSpeed-Ulysses, arXiv 2309.14509) by DTensor's
-all-to-all; on a CPU DTensor gathers everything and keeps its part. ``single`` computes everything in every process.
+all-to-all; on a CPU DTensor gathers everything and keeps its part. ``single`` computes everything in all processes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def missing_context_parallel() -> str | None:
 
 
 def shards(tensors: Sequence[Tensor], method: str, *, causal: bool, load_balance: bool) -> list[Tensor]:
-    """Return this process's shard of each tensor as a copy. Nothing is sent: every process has the whole tensors."""
+    """Return this process's shard of the tensors as copies. Nothing is sent: all processes have the whole tensors."""
     if method == "single":
         return list(tensors)
     if method == "heads":

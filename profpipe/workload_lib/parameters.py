@@ -8,7 +8,7 @@ from typing import Any
 from profpipe.errors import did_you_mean
 
 
-def with_defaults(params: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def add_defaults(params: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``defaults`` updated by ``params``. Raises ValueError for an unknown parameter."""
     for name in params:
         if name not in defaults:

@@ -29,7 +29,7 @@ TILE = 512
 
 
 def plain(config: AttentionConfig) -> Forward:
-    """Prepare attention with separate kernels for scores, softmax and product, each in a range of that name."""
+    """Prepare attention with separate kernels for scores, softmax and product, all in a range of that name."""
     hidden = _hidden(config)
     return lambda q, k, v: _plain(q, k, v, hidden, annotate)
 
@@ -52,7 +52,7 @@ def compile_plain(config: AttentionConfig) -> Callable[..., Tensor]:
     def attend(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
         return _plain(q, k, v, hidden, lambda name: nullcontext())
 
-    return requirements.compiled(attend, options=requirements.without_sdpa())
+    return requirements.compiled(attend, options=requirements.exclude_sdpa())
 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, phase: Phase) -> Tensor:
@@ -88,7 +88,7 @@ def tiled(config: AttentionConfig) -> Forward:
 
 
 class _Tiled(torch.autograd.Function):
-    """Algorithms 1 and 2 of the paper, with a PyTorch call for each product and each line of the online softmax.
+    """Algorithms 1 and 2 of the paper, with a PyTorch call for a product and a line of the online softmax.
 
     Products use the dtype of the inputs; sums, maxima and softmax are fp32 (fp64 for fp64 inputs). With a causal mask,
     ``before`` is the number of keys before that of the first query; else it is None.
@@ -108,7 +108,7 @@ class _Tiled(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        """Recompute the weights of each tile from the scores and the log-sum-exp of their rows."""
+        """Recompute the weights of a tile from the scores and the log-sum-exp of their rows."""
         q, k, v, out, log_sum_exp = ctx.saved_tensors
         heads, kv_heads, scale = q.shape[1], k.shape[1], 1 / math.sqrt(q.shape[-1])
         # Row sums of d_out x out, which the backward pass of the softmax subtracts.

@@ -23,7 +23,7 @@ from profpipe.workload_lib.attention_config import AttentionConfig
 
 # --- torch.compile ---------------------------------------------------------------------------------------------------
 #
-# torch.compile for one case at a time: its requirements, and isolation of cases from each other.
+# torch.compile for one case at a time: its requirements, and isolation of cases from others.
 
 
 def missing_compiler(needed: bool, alternative: str) -> str | None:
@@ -41,7 +41,7 @@ def missing_compiler(needed: bool, alternative: str) -> str | None:
 
 
 def compiled(function: Callable[..., Tensor], **options: Any) -> Callable[..., Tensor]:
-    """Compile ``function``, which must be a new object for each case, as one graph for one shape.
+    """Compile ``function``, which must be a new object for a case, as one graph for one shape.
 
     Compiled code belongs to a code object, which may have 8 versions; after that it runs uncompiled without a warning.
     A separate code object keeps cases from counting against each other and from checking each other's guards.
@@ -60,7 +60,7 @@ def compiled_model(model: torch.nn.Module, *, fullgraph: bool) -> Any:
     return torch.compile(model, fullgraph=fullgraph, dynamic=False)
 
 
-def without_sdpa() -> dict[str, Any]:
+def exclude_sdpa() -> dict[str, Any]:
     """Return options under which inductor compiles the formula of attention instead of replacing it by SDPA.
 
     Those patterns (``fx_passes/fuse_attention.py``) are in the first pass over the joint graph, with patterns that pad
@@ -119,7 +119,7 @@ class Implementation:
     with ``version``. ``install`` is the command that installs it; ``{arch}`` stands for the GPU's architecture (9.0).
     ``missing_dependency`` returns what else is missing here, with the remedy.
 
-    ``bottom_right``: with fewer queries than keys, the causal mask lets the last query see every key. ``grouped``:
+    ``bottom_right``: with fewer queries than keys, the causal mask lets the last query see all keys. ``grouped``:
     fewer key/value heads than query heads are supported. ``causal``: a causal mask is supported. ``lengths`` are the
     only supported sequence lengths; empty: any. ``gpu_dtypes`` are the dtypes supported on a GPU, where they differ
     from ``dtypes``. ``products`` returns the data types of QK and PV where they differ from the tensors'. ``sparsity``
@@ -172,7 +172,7 @@ def missing_requirement(config: AttentionConfig, implementations: Mapping[str, I
 def _unsupported(
     config: AttentionConfig, row: Implementation, implementations: Mapping[str, Implementation]
 ) -> str | None:
-    """Return a limit of the implementation on every machine."""
+    """Return a limit of the implementation on any machine."""
     impl = config.impl
     if wrong := unsupported_length(config, row, "seqlen"):
         return wrong
@@ -291,11 +291,9 @@ def _rejection(config: AttentionConfig, row: Implementation) -> str | None:
 
 def shorten(config: AttentionConfig) -> AttentionConfig:
     """Shorten lengths but keep their remainder: some kernels accept only multiples of 8, 64 or 128."""
-    if config.queries == config.seqlen:
-        length = min(config.seqlen, 128 + config.seqlen % 128)
-        return replace(config, batch=1, seqlen=length, queries=length)
-    queries = min(config.queries, 128 + config.queries % 128)
-    return replace(config, batch=1, seqlen=min(config.seqlen, 256 + config.seqlen % 128), queries=queries)
+    least = 128 if config.queries == config.seqlen else 256
+    seqlen = min(config.seqlen, least + config.seqlen % 128)
+    return replace(config, batch=1, seqlen=seqlen, queries=min(config.queries, 128 + config.queries % 128))
 
 
 @functools.lru_cache(maxsize=256)

@@ -37,7 +37,7 @@ _LENGTHS = re.compile(r"\s*(?:(\d+)\s*x\s*)?(\d+)\s*")
 class VarlenConfig:
     """One call of attention over packed sequences, each of which attends to itself only.
 
-    Raises ValueError for values that are invalid on every machine.
+    Raises ValueError for values that are invalid on any machine.
     """
 
     impl: str
@@ -104,7 +104,7 @@ class VarlenConfig:
         return self.tokens, self.kvheads, self.head_dim
 
     def sequences(self) -> Iterator[slice]:
-        """Yield the rows of each sequence in a packed tensor."""
+        """Yield the rows of the sequences in a packed tensor."""
         ends = list(itertools.accumulate(self.lengths))
         return itertools.starmap(slice, zip([0, *ends], ends, strict=False))
 
@@ -129,7 +129,7 @@ class VarlenConfig:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ArgumentLayout:
     """Converts packed tensors ``(tokens, heads, head_dim)`` into the arguments of a call, and back.
 
     ``split`` makes the ``parts`` tensors that the interface takes for a packed one, ``join`` makes the packed one from
@@ -142,7 +142,7 @@ class Layout:
     parts: int = 1
 
     def arguments(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
-        """Return the arguments of the call: those of q, then of k, then of v, each contiguous."""
+        """Return the arguments of the call: those of q, then of k, then of v, all contiguous."""
         tensors = [part for tensor in (q, k, v) for part in self.split(tensor)]
         if self.stacked > 1:
             # (tokens, heads, head_dim) -> (tokens, stacked, heads, head_dim), and likewise behind a batch axis
@@ -158,40 +158,40 @@ class Layout:
         return q, k, v
 
 
-def packed(config: VarlenConfig, stacked: int = 1) -> Layout:
+def packed(config: VarlenConfig, stacked: int = 1) -> ArgumentLayout:
     """Layout ``(tokens, heads, head_dim)``, or ``(tokens, stacked, heads, head_dim)``."""
-    return Layout(lambda tensor: [tensor], lambda parts: parts[0], stacked)
+    return ArgumentLayout(lambda tensor: [tensor], lambda parts: parts[0], stacked)
 
 
-def batch(config: VarlenConfig, stacked: int = 1) -> Layout:
+def batch(config: VarlenConfig, stacked: int = 1) -> ArgumentLayout:
     """Layout ``(sequences, seqlen, heads, head_dim)`` for sequences of equal length."""
     shape = (len(config.lengths), config.longest)
-    return Layout(lambda tensor: [tensor.unflatten(0, shape)], lambda parts: parts[0].flatten(0, 1), stacked)
+    return ArgumentLayout(lambda tensor: [tensor.unflatten(0, shape)], lambda parts: parts[0].flatten(0, 1), stacked)
 
 
-def batch_of_one(config: VarlenConfig) -> Layout:
+def batch_of_one(config: VarlenConfig) -> ArgumentLayout:
     """Layout ``(1, tokens, heads, head_dim)``."""
-    return Layout(lambda tensor: [tensor.unsqueeze(0)], lambda parts: parts[0].squeeze(0))
+    return ArgumentLayout(lambda tensor: [tensor.unsqueeze(0)], lambda parts: parts[0].squeeze(0))
 
 
-def heads_first(config: VarlenConfig) -> Layout:
+def heads_first(config: VarlenConfig) -> ArgumentLayout:
     """Layout ``(1, heads, tokens, head_dim)``."""
-    return Layout(
+    return ArgumentLayout(
         lambda tensor: [tensor.transpose(0, 1).unsqueeze(0).contiguous()],
         lambda parts: parts[0].squeeze(0).transpose(0, 1),
     )
 
 
-def one_by_one(config: VarlenConfig) -> Layout:
-    """Layout with a tensor ``(1, heads, seqlen, head_dim)`` for each sequence."""
-    return Layout(
+def one_by_one(config: VarlenConfig) -> ArgumentLayout:
+    """Layout with a tensor ``(1, heads, seqlen, head_dim)`` for a sequence."""
+    return ArgumentLayout(
         lambda tensor: [tensor[rows].transpose(0, 1).unsqueeze(0).contiguous() for rows in config.sequences()],
         lambda parts: torch.cat([part.squeeze(0).transpose(0, 1) for part in parts]),
         parts=len(config.lengths),
     )
 
 
-def nested(config: VarlenConfig) -> Layout:
+def nested(config: VarlenConfig) -> ArgumentLayout:
     """Layout with one nested tensor ``(sequences, seqlen, heads, head_dim)``, jagged in its second axis."""
     offsets = config.offsets()  # shared, because torch treats different offset tensors as different shapes
 
@@ -201,7 +201,7 @@ def nested(config: VarlenConfig) -> Layout:
         )
         return [made.detach()]
 
-    return Layout(split, lambda parts: parts[0].values())
+    return ArgumentLayout(split, lambda parts: parts[0].values())
 
 
 # --- calls -----------------------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def _stacked(config: VarlenConfig) -> int:
     return 3 if config.api.endswith("qkvpacked") else 2 if config.api.endswith("kvpacked") else 1
 
 
-def flash_layout(config: VarlenConfig) -> Layout:
+def flash_layout(config: VarlenConfig) -> ArgumentLayout:
     return (packed if config.api.startswith("varlen") else batch)(config, _stacked(config))
 
 
@@ -246,7 +246,7 @@ def xformers(config: VarlenConfig) -> Forward:
         mask = mask.make_causal()
 
     def forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        out = memory_efficient_attention(*implementations.with_group_axis(config.group_size, q, k, v), attn_bias=mask)
+        out = memory_efficient_attention(*implementations.add_group_axis(config.group_size, q, k, v), attn_bias=mask)
         return (out.flatten(2, 3) if config.group_size > 1 else out,)
 
     return forward
@@ -266,7 +266,7 @@ def torch_varlen(config: VarlenConfig) -> Forward:
 
 
 def flex(config: VarlenConfig) -> Forward:
-    """FlexAttention over all sequences as one, in which a token sees its own document only."""
+    """FlexAttention over all sequences as one, in which a token sees its document only."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     device = attention_config.device()
@@ -307,7 +307,7 @@ def sdpa_loop(config: VarlenConfig) -> Forward:
 def _row(
     dense: str,
     prepare: Callable[[VarlenConfig], Forward],
-    layout: Callable[[VarlenConfig], Layout],
+    layout: Callable[[VarlenConfig], ArgumentLayout],
     family: str,
     apis: tuple[str, ...] = ("varlen",),
     **changes: Any,
@@ -354,7 +354,7 @@ def inputs(config: VarlenConfig) -> list[Tensor]:
 
 
 def iteration(config: VarlenConfig, phase: attention_config.Phase) -> Callable[[], tuple[Tensor, ...]]:
-    """Return one iteration, with each pass in a ``phase``.
+    """Return one iteration, with its passes in a ``phase``.
 
     It returns the outputs in the layout of q, and the gradients in the layout of the arguments.
     """
@@ -395,7 +395,7 @@ def unavailable_reason(config: VarlenConfig) -> str | None:
 
 
 def _unsupported(config: VarlenConfig, row: Implementation) -> str | None:
-    """Return a limit of the implementation on every machine."""
+    """Return a limit of the implementation on any machine."""
     if wrong := requirements.unsupported_tensor(config.impl, config.dtype, config.head_dim, row):
         return wrong
     if config.group_size > 1 and not row.grouped:

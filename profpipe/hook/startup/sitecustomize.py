@@ -1,4 +1,4 @@
-"""Executed by each Python process of a command, before its program: prepares the recording of steps.
+"""Executed by the Python processes of a command, before its program: prepares the recording of steps.
 
 Python's ``site`` imports this module, because its folder is first on PYTHONPATH. The module watches for the import of
 torch, and then executes the ``sitecustomize`` that the process would have without profpipe. Until torch is imported it
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-# The module is loaded by every interpreter; `importlib.machinery`, where it is documented, takes milliseconds.
+# The module is loaded by all interpreters; `importlib.machinery`, where it is documented, takes milliseconds.
 from _frozen_importlib_external import PathFinder  # type: ignore[import-not-found]
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))

@@ -1,4 +1,4 @@
-"""What each step costs on one device of one process, and which steps count: rows of the table `steps`."""
+"""What a step costs on one device of one process, and which steps count: rows of the table `steps`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Accounts:
-    """Rows of `steps` of one device without their keys, and the row of each operation of ``line``; -1 outside all."""
+    """Rows of `steps` of one device without their keys, and the rows of the operations of ``line``; -1 outside all."""
 
     line: Timeline
     frame: pd.DataFrame
@@ -46,10 +46,10 @@ class Accounts:
 
 
 def account(timeline: Timeline, segments: Segments, waits: Union, origin: int) -> Accounts | None:
-    """Return one row for each segment in which the device ran something, None where it ran nothing in any.
+    """Return one row for a segment in which the device ran something, None where it ran nothing in any.
 
     The period of a segment goes from its first operation to the first one of the next segment. The last one ends with
-    its own last operation, but lasts at least as long as its range, where it has one: until then the host launched
+    its last operation, but lasts at least as long as its range, where it has one: until then the host launched
     nothing more. ``origin`` is subtracted from the start; all times are ns. ``waits`` are those of the process.
     """
     placed = segments.place(timeline.launched)
@@ -154,7 +154,7 @@ def _idle(timeline: Timeline, anything: Union, waits: Union, bounds: Int64s) -> 
 
 
 def states(wall_ns: Floats, least_warmup: int = 0) -> npt.NDArray[Any]:
-    """Return the state of each step, in their order.
+    """Return the states of the steps, in their order.
 
     The warm-up lasts until the time settles, and at least one step where there are several.
     """
@@ -171,12 +171,12 @@ def states(wall_ns: Floats, least_warmup: int = 0) -> npt.NDArray[Any]:
     return state
 
 
-def of_ranks(rows: pd.DataFrame) -> pd.Series[Any]:
+def unify_states(rows: pd.DataFrame) -> pd.Series[Any]:
     """Return the states of rows of `steps` of one case: a step has the same state on all ranks and devices.
 
     The mean over the ranks decides, since it does not depend on which rank waits for which: of two ranks that are late
     in turn, one has steps of 30 and 80 ms and the other has 80 and 30 ms. The warm-up is at least as long as the
-    shortest one that the rows have, which may be the user's. A step that is an outlier on every rank stays one. Steps
+    shortest one that the rows have, which may be the user's. A step that is an outlier on all ranks stays one. Steps
     that some ranks lack are ``unmatched``. The rows of one device stay as they are.
     """
     state: pd.Series[Any] = rows["state"]
@@ -199,13 +199,13 @@ def of_ranks(rows: pd.DataFrame) -> pd.Series[Any]:
 
 
 def walls_by_rank(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the time in ns of each step of a case: a row for each number, a column for each rank."""
+    """Return the times in ns of the steps of a case: a row for a number, a column for a rank."""
     walls = (_walls(rank_rows).rename(rank) for rank, rank_rows in rows.groupby("rank", sort=True))
     return pd.concat(walls, axis=1).sort_index().astype(np.float64)
 
 
 def _walls(rows: pd.DataFrame) -> pd.Series[Any]:
-    """Return the time of each step of one rank by its number.
+    """Return the times of the steps of one rank by their numbers.
 
     The step of a process with several devices begins with the first operation on any of them.
     """
@@ -263,7 +263,7 @@ def find_iteration(wall_ns: Floats) -> tuple[int, int] | None:
 def regular_stride(wall_ns: Floats, are_equal: bool = True) -> tuple[int, int] | None:
     """Return (the first long step, how many steps lie from one to the next), None where long steps are not regular.
 
-    Long steps are outliers, at one distance from each other, three of them at least; with ``are_equal`` they are longer
+    Long steps are outliers, at one distance, three of them at least; with ``are_equal`` they are longer
     by nearly the same.
     """
     if len(wall_ns) < 2 * _LEAST_REGULAR:

@@ -1,10 +1,10 @@
 """Calls of modules by a program in which no optimizer steps: which calls are its steps, and what the others are.
 
-An inference program calls several modules: a text encoder, a denoiser for each image many times, a decoder. The module
-that takes the most time makes the steps. A loss or a sampler that is called after each of its calls is in the step. Of
+An inference program calls several modules: a text encoder, a denoiser many times for one image, a decoder. The module
+that takes the most time makes the steps. A loss or a sampler that is called after all of its calls is in the step. Of
 a language model, a call with a prompt (prefill) is no step beside calls that decode one token.
 
-Where a program replays CUDA graphs, each replay and the calls after it are a step, and calls of the model before them
+Where a program replays CUDA graphs, a replay and the calls after it are a step, and calls of the model before them
 were warm-up and captures.
 """
 
@@ -14,15 +14,15 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Final
 
 from profpipe.ranges import REPLAY
 from profpipe.results.schema import PREFILL
 
-#: What the start-up hook says of a call: the module, after ``*`` where it is known to make the steps, and the tokens.
-#: ``LlamaModel 8x512`` has a batch of 8 with 512 each, ``LlamaModel 512`` 512 of any sequences. ``@1`` is the thread.
+#: What the start-up hook says of a call: the module, after ``*`` where it makes the steps, and the tokens.
+#: ``LlamaModel 8x512`` has a batch of 8 times 512, ``LlamaModel 512`` 512 of any sequences. ``@1`` is the thread.
 _TEXT: Final = re.compile(r"(\*?)([\w.#]+)(?: (?:(\d{1,9})x)?(\d{1,9}))?(?: @(\d{1,9}))?")
 #: Modules that are called nearly as often, and take nearly as much time, are equal. The first one makes the steps.
 _AS_OFTEN, _AS_LONG = 0.9, 0.8
@@ -67,7 +67,7 @@ class Part:
 
 
 def divide(calls: Sequence[Call], wall_ns: Sequence[float]) -> list[Part]:
-    """Return the calls of a process as parts, in their order; ``wall_ns`` is the time of each one."""
+    """Return the calls of a process as parts, in their order; ``wall_ns`` are their times."""
     module = _module_of_steps(calls, wall_ns)
     module_calls = [i for i, call in enumerate(calls) if call.module == module]
     tails = [tuple(call.module for call in calls[i + 1 : end]) for i, end in pairwise([*module_calls, len(calls)])]
@@ -84,17 +84,20 @@ def divide(calls: Sequence[Call], wall_ns: Sequence[float]) -> list[Part]:
     while at < len(calls):
         last = at + len(usual) * (at in kinds)
         kind = kinds.get(at, calls[at].module if calls[at].module not in (module, *usual) else "")
-        parts.append(Part(at, last, kind, at in kinds and kind != PREFILL))
+        has_tail = at in kinds and kind != PREFILL
+        following = calls[last + 1].module if last + 1 < len(calls) else module
+        # A step, or a call of its module that is not whole, follows at once.
+        is_followed = following == module and kinds.get(last + 1) != PREFILL
+        parts.append(Part(at, last, kind, has_tail and is_followed))
         at = last + 1
-    ends = [after.is_step or (calls[after.first].module == module and not after.kind) for after in parts[1:]]
-    return [replace(part, is_step=part.is_step and end) for part, end in zip(parts, [*ends, True], strict=False)]
+    return parts
 
 
 def _module_of_steps(calls: Sequence[Call], wall_ns: Sequence[float]) -> str:
     """Return the module whose calls take the most time: their number times their low median, for the first is slow.
 
     The time of a call reaches to the next one, so it may be that of other work, such as a file that is written after
-    each image. So modules that are called far less often than others do not count.
+    an image. So modules that are called far less often than others do not count.
     """
     times: dict[str, list[float]] = {}
     for call, wall in zip(calls, wall_ns, strict=True):
@@ -112,7 +115,7 @@ def _module_of_steps(calls: Sequence[Call], wall_ns: Sequence[float]) -> str:
 
 
 def _prompts_before_replays(calls: Sequence[Call], replays: Sequence[int], tail: tuple[str, ...]) -> list[int]:
-    """Return the calls with prompts: after each, and the same ``tail`` as after a replay, a replay or a prompt follows.
+    """Return the calls with prompts: after one, and the same ``tail`` as after a replay, a replay or a prompt follows.
 
     There is none where the model is called with tokens before the first replay only, to warm up.
     """
@@ -142,7 +145,7 @@ def _prompts(calls: Sequence[Call]) -> list[bool]:
 def _prompts_of_joined(lengths: Sequence[int]) -> list[bool]:
     """Return which calls have a prompt, where a call has the tokens of all sequences, as in continuous batching.
 
-    To decode is to call with one token of each sequence, so prompts show as a few calls with many more tokens.
+    To decode is to call with one token of a sequence, so prompts show as a few calls with many more tokens.
     """
     runs = [(length, len(list(same))) for length, same in groupby(lengths)]
     beside = [*(length for length, _ in runs[1:]), runs[-2][0] if len(runs) > 1 else runs[-1][0]]

@@ -28,7 +28,7 @@ _IDLE: Final = (EventKind.IDLE_OTHER.value, EventKind.IDLE_LAUNCH.value, EventKi
 
 _NEVER: Final = Union(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
-#: Columns of rows, each an array or one value for all of them.
+#: Columns of rows, an array or one value for all of them.
 Rows = Mapping[str, Any]
 
 
@@ -47,7 +47,7 @@ class Window:
     most: int = _MOST
 
 
-def of_step(steps: pd.DataFrame, first: int, like: Window | None) -> Window:
+def choose_step(steps: pd.DataFrame, first: int, like: Window | None) -> Window:
     """Return the window of a typical steady step.
 
     It is the step of ``like``, the window of another device, where that step is steady here too. ``steps`` are those of
@@ -72,7 +72,7 @@ def typical(wall_ns: Any) -> int:
     return int(near[len(near) // 2])
 
 
-def of_beginning(timeline: Timeline, first: int) -> Window:
+def choose_beginning(timeline: Timeline, first: int) -> Window:
     """Return the window of the first two seconds of a recording, which begins at ``first``."""
     last = min(first + _BEGINNING_NS, int(timeline.end.max()))
     return Window(EventKind.BEGINNING, first, last, first)
@@ -130,6 +130,9 @@ class Excerpts:
         if len(part.end) and (last := int(part.end.max())) < end:
             # The last step of the recording: the host launched nothing more in it.
             opened, closed, cause = np.append(opened, last), np.append(closed, end), np.append(cause, 1)
+        # The operation that closes the last gap may begin after the end.
+        closed = np.minimum(closed, end)
+        shown = (opened < end) & (closed > opened)
         calls = np.flatnonzero(line.is_launched & (line.launched >= window.begin) & (line.launched < end))
         waits = self.waits(place["process"])
         rows = (
@@ -137,7 +140,7 @@ class Excerpts:
             _operation_rows(window, self._operations, part, np.flatnonzero(part.start < end)),
             _launches(window, self._operations, line, calls[: window.most], waits),
             _wait_rows(window, waits, (waits.start < end) & (waits.end > window.begin)),
-            _gaps(window, opened, np.minimum(closed, end), cause, end),
+            _rows(window, opened[shown], closed[shown], np.array(_IDLE, dtype=object)[cause[shown]]),
         )
         self._parts += [{**columns, **place} for columns in rows if len(columns["start_ns"])]
 
@@ -216,9 +219,3 @@ def _wait_rows(window: Window, waits: Spans, shown: Bools) -> Rows:
     names = np.array([*waits.names, ""], dtype=object)[waits.name[rows]]
     start, end, thread = waits.start[rows], waits.end[rows], waits.thread[rows]
     return _rows(window, start, end, EventKind.WAIT.value, name=names, thread=thread)
-
-
-def _gaps(window: Window, start: Int64s, end: Int64s, cause: Ints, latest: int) -> Rows:
-    # The operation that closes the last gap may begin after the end.
-    shown = (start < latest) & (end > start)
-    return _rows(window, start[shown], end[shown], np.array(_IDLE, dtype=object)[cause[shown]])

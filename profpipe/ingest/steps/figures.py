@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -12,7 +11,7 @@ import pandas as pd
 
 from profpipe.ingest.groupby import Bools, Ints, combine, groups
 from profpipe.ingest.operations import Operations, Timeline
-from profpipe.ingest.steps.accounting import Accounts, of_ranks, spread, walls_by_rank
+from profpipe.ingest.steps.accounting import Accounts, spread, unify_states, walls_by_rank
 from profpipe.measure import statistics
 from profpipe.results import schema
 from profpipe.results.schema import StepRule, StepState
@@ -45,7 +44,9 @@ _OUTLIER_PARTS: Final = {
 # --- of one device: rows of schema.STEP_FIGURES ----------------------------------------------------------------------
 
 
-def of_device(operations: Operations, accounts: Accounts, steps: pd.DataFrame, origin: int) -> list[dict[str, Any]]:
+def measure_device(
+    operations: Operations, accounts: Accounts, steps: pd.DataFrame, origin: int
+) -> list[dict[str, Any]]:
     """Return the figures of one device. ``steps`` are its rows of the table `steps`, with the states of all ranks."""
     line = accounts.line
     duration = line.end - line.start
@@ -123,8 +124,8 @@ def _sum_other_calls(
                     yield {**of, "metric": schema.CALL_KERNEL_TIME, "unit": "ns"}
 
 
-def of_recording(whole: Accounts | None) -> list[dict[str, Any]]:
-    """Return the parts of a whole recording in which no step was found: ``capture_compute`` and the others, in ns."""
+def measure_recording(whole: Accounts | None) -> list[dict[str, Any]]:
+    """Return the parts of a whole recording without a step: ``capture_compute`` and the others, in ns."""
     if whole is None:
         return []
     row = whole.frame.iloc[0]
@@ -143,7 +144,7 @@ def _copied(operations: Operations, line: Timeline, name: Any, steady: Bools, na
 def _outliers(
     accounts: Accounts, steps: pd.DataFrame, name: Any, time: Any, steady_time: Any, in_steady: Bools
 ) -> Iterator[dict[str, Any]]:
-    """Yield what each outlier has over the median steady step; of kernels, over the mean one."""
+    """Yield what outliers have over the median steady step; of kernels, over the mean one."""
     medians = steps.loc[steps["state"] == StepState.STEADY.value, list(_OUTLIER_PARTS.values())].median()
     outliers = np.flatnonzero(steps["state"] == StepState.OUTLIER.value)
     order = np.searchsorted(outliers, accounts.row)
@@ -164,8 +165,8 @@ def _outliers(
 # --- of a job --------------------------------------------------------------------------------------------------------
 
 
-def with_metrics(tables: schema.Tables) -> schema.Tables:
-    """Return the tables of a job, all its files together, with the ranks of its steps and the metrics of them.
+def sum_steps(tables: schema.Tables) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Return, of all files of a job together: `steps` with ranks, their metrics, and `timeline` with ranks.
 
     Each process is a rank, and its devices share its steps. Steps have the same state on all ranks. The step time of a
     case is that of the mean over its ranks by step; its other figures are means over its devices.
@@ -173,11 +174,11 @@ def with_metrics(tables: schema.Tables) -> schema.Tables:
     if tables.steps.empty and tables.step_figures.empty:
         # Cases of the harness have no steps.
         ranked = _number_ranks(tables.timeline, schema.TIMELINE) if len(tables.timeline) else tables.timeline
-        return replace(tables, timeline=ranked)
+        return tables.steps, schema.empty(schema.METRICS), ranked
     steps = _number_ranks(_drop_model_calls(tables.steps), schema.STEPS)
     by_case = [(_named(key), group) for key, group in steps.groupby(_CASE, sort=False)]
     if by_case:
-        steps = steps.assign(state=pd.concat([of_ranks(group) for _, group in by_case]))
+        steps = steps.assign(state=pd.concat([unify_states(group) for _, group in by_case]))
     figures = tables.step_figures[~tables.step_figures["metric"].isin(_CHECKS)]
     rows = [*_checks(tables.step_figures), *_recordings(figures, steps)]
     rows += [row for of, group in by_case for row in _step_times(of, steps.loc[group.index])]
@@ -188,8 +189,7 @@ def with_metrics(tables: schema.Tables) -> schema.Tables:
         rows += _means(_named(key), group, int(devices[key]))
     run = {"run": (tables.step_figures if tables.steps.empty else tables.steps)["run"].iloc[0]}
     step_metrics = schema.frame(schema.METRICS, [{**row, **run} for row in rows])
-    metrics = pd.concat([tables.metrics, step_metrics], ignore_index=True) if len(tables.metrics) else step_metrics
-    return replace(tables, steps=steps, metrics=metrics, timeline=_ranked_timeline(tables.timeline, steps))
+    return steps, step_metrics, _ranked_timeline(tables.timeline, steps)
 
 
 def _drop_model_calls(steps: pd.DataFrame) -> pd.DataFrame:
@@ -214,7 +214,7 @@ def _recordings(figures: pd.DataFrame, steps: pd.DataFrame) -> Iterator[dict[str
 
 
 def _subjects(places: pd.DataFrame, of: Sequence[str] = ()) -> pd.Series[Any]:
-    """Return ``rank 1`` for each place, ``rank 1 device 0`` where the rank ``of`` a case has several devices."""
+    """Return ``rank 1`` for a place, ``rank 1 device 0`` where the rank ``of`` a case has several devices."""
     several = places.duplicated([*of, "rank"], keep=False) & places["device"].notna()
     names = schema.RANK_PREFIX + places["rank"].astype(str)
     return names.mask(several, names + f" {schema.DEVICE_PREFIX}" + places["device"].astype(str))
@@ -249,7 +249,7 @@ def _ranked_timeline(timeline: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFram
 
 
 def _combinations(frame: pd.DataFrame, names: list[str]) -> tuple[Ints, Ints]:
-    """Return (number of each row's values in these columns, first row of each), numbered in order of appearance."""
+    """Return (numbers of the rows' values in these columns, their first rows), numbered in order of appearance."""
     return combine(*(pd.factorize(frame[name], use_na_sentinel=False)[0] for name in names))
 
 
@@ -265,8 +265,8 @@ def _sort_places(places: pd.DataFrame) -> pd.DataFrame:
 
 
 def _number_ranks(rows: pd.DataFrame, table: schema.Table) -> pd.DataFrame:
-    """Number the processes of each case: by the ranks that the files state, else by device and process."""
-    # A merge over the texts of ten thousand rows takes ten times as long as one number for each row.
+    """Number the processes of a case: by the ranks that the files state, else by device and process."""
+    # A merge over the texts of ten thousand rows takes ten times as long as a number for a row.
     code, firsts = _combinations(rows, [*_CASE, *_PLACE, "rank"])
     places = rows[[*_CASE, *_PLACE, "rank"]].iloc[firsts].reset_index(drop=True)
     places = places.assign(number=_combinations(places, [*_CASE, *_PROCESS])[0])
@@ -281,7 +281,7 @@ def _number_ranks(rows: pd.DataFrame, table: schema.Table) -> pd.DataFrame:
 
 
 def _step_times(of: Mapping[str, str], steps: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Yield the step time of a case, and of each rank where there are several."""
+    """Yield the step time of a case, and of its ranks where there are several."""
     walls = walls_by_rank(steps)
     walls = walls[walls.index.isin(steps.loc[steps["state"] == StepState.STEADY.value, "step"])]
     if walls.empty:
@@ -317,7 +317,7 @@ def typical(wall_ns: Iterable[float]) -> tuple[dict[str, Any], float]:
 
 
 def _means(of: Mapping[str, str], figures: pd.DataFrame, devices: int) -> Iterator[dict[str, Any]]:
-    """Yield the mean over the devices of each figure, and the figures of single steps with their rank.
+    """Yield the mean of a figure over the devices, and the figures of single steps with their rank.
 
     A kernel that a device never runs counts as none there.
     """
@@ -327,7 +327,7 @@ def _means(of: Mapping[str, str], figures: pd.DataFrame, devices: int) -> Iterat
     of_ranks = figures[figures["step"].isna()]
     keys = ["metric", "subject", "unit"]
     code, firsts = combine(*(of_ranks[key].to_numpy(dtype=object) for key in keys))
-    # A recording has hundreds of kernels: a sum by pandas for each of them would take longer than the rest.
+    # A recording has hundreds of kernels: sums by pandas for all of them would take longer than the rest.
     values = of_ranks["value"].to_numpy(dtype=np.float64)
     totals = [values[rows].sum() for _, rows in groups(code)]
     counts = np.bincount(code)

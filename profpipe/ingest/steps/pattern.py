@@ -1,7 +1,7 @@
 """Steps without ranges: the shortest sequence of launches that recurs on a device, in the order of the launches.
 
-Optimizer kernels end a step, for most training loops run them once in each. Without them the steps lie around a kernel
-that runs once in each, and hold other kernels in equal number. Else they are the repetitions of a sequence of kernels
+Optimizer kernels end a step, for most training loops run them once a step. Without them the steps lie around a kernel
+that runs once a step, and hold other kernels in equal number. Else they are the repetitions of a sequence of kernels
 (name, grid, in a CUDA graph or not). At least three steps, twelve launches and half of the GPU's time in them:
 otherwise nothing recurs. TraceLens (inference_iteration_roots.py) has the first and the last limit.
 """
@@ -32,7 +32,7 @@ _TOLERANCE: Final = 0.05
 _LONGER: Final = 0.1
 
 # --- optimizer kernels ---
-#: Optimizer kernels this near to each other belong to one call of an optimizer.
+#: Optimizer kernels this near together belong to one call of an optimizer.
 _NEAR: Final = 8
 _NEAR_SHARE: Final = 0.1
 #: Several optimizers that take turns, as in a GAN, are one step.
@@ -58,7 +58,7 @@ _ENOUGH: Final = 1 << 17
 _MOST: Final = 1 << 21
 
 # --- what parts have in common ---
-#: A kernel belongs to each step if its number is the usual one in this share of them.
+#: A kernel belongs to all steps if its number is the usual one in this share of them.
 _REGULAR: Final = 0.9
 #: Steps have this share of their kernels in equal number at least; inputs choose the others.
 _LEAST_REGULAR: Final = 0.4
@@ -90,8 +90,8 @@ _Parts = tuple[Ints, Ints]
 def find(timeline: Timeline, is_optimizer: Bools, grid: Ints | None) -> Segments | None:
     """Return the steps on a device, None if nothing recurs.
 
-    ``is_optimizer`` says for each name of an operation whether it is an optimizer's kernel. ``grid`` is a number for
-    the grid of each operation, in the order of ``timeline``.
+    ``is_optimizer`` says whether a name of an operation is an optimizer's kernel. ``grid`` numbers
+    the grids of the operations, in the order of ``timeline``.
     """
     kernels = np.flatnonzero(timeline.is_kernel)
     if len(kernels) < LEAST_STEPS or timeline.communicates[kernels].all():
@@ -123,10 +123,12 @@ def _segments(begin: Ints, end: Ints, launched: Int64s) -> Segments:
     begin, end = begin[alone], end[alone]
     first, last = launched[begin], launched[end - 1] + 1
     last[:-1] = np.minimum(last[:-1], first[1:])
-    # Copies and sets between two steps that follow each other belong to the second one.
+    # Copies and sets between two steps in a row belong to the second one.
     first[1:] = np.where(begin[1:] == end[:-1], last[:-1], first[1:])
     steps = np.arange(len(first))
-    return windows.with_gaps(windows.Segments(StepRule.PATTERN, first, last, steps, np.ones(len(first), dtype=bool)))
+    return windows.add_gaps(
+        windows.Segments(StepRule.PATTERN, first, last, steps, np.ones(len(first), dtype=bool)), last
+    )
 
 
 def _graph_order(name: Int64s, launched: Int64s) -> Ints:
@@ -146,12 +148,12 @@ def _tokens(name: Ints, grid: Ints, launched: Int64s) -> Tokens:
 
 
 def _cut_by_optimizer(name: Tokens, shape: Tokens, places: Ints) -> _Parts | None:
-    """Return steps that each end with an optimizer's last kernel; ``places`` are those of the optimizers' kernels."""
+    """Return steps that end with an optimizer's last kernel; ``places`` are those of the optimizers' kernels."""
     far = (distance := np.diff(places))[distance > _NEAR]
     if len(far) < LEAST_STEPS - 1:
         return None
     # A long evaluation makes one distance much longer than a step, and an optimizer of many kernels, some of which are
-    # not known as such, has short distances inside.
+    # without a known name, has short distances inside.
     tried = [_cut_after_groups(name, shape, places, largest) for largest in (int(far.max()), int(np.median(far)))]
     return max((parts for parts in tried if parts is not None), key=_regularity, default=None)
 
@@ -164,7 +166,7 @@ def _regularity(parts: _Parts) -> float:
 
 
 def _cut_after_groups(name: Tokens, shape: Tokens, places: Ints, largest: int) -> _Parts | None:
-    """Cut after each group of optimizer kernels: the next one is further away than a part of ``largest``."""
+    """Cut after groups of optimizer kernels: the next one is further away than a part of ``largest``."""
     last = np.flatnonzero(np.append(np.diff(places) > max(_NEAR, _NEAR_SHARE * largest), True))
     end = places[last] + 1
     if len(end) < LEAST_STEPS:
@@ -192,7 +194,7 @@ def _turn(shape: Tokens, last: Ints) -> int:
 
 
 def _trimmed(name: Tokens, end: Ints) -> _Parts:
-    """Return the steps up to each ``end``, without what lies before one that holds more than the usual step.
+    """Return the steps up to their ``end``, without what lies before one that holds more than the usual step.
 
     A first step that holds less than the usual one is left out: the recording began inside it.
     """
@@ -219,7 +221,7 @@ def _trimmed(name: Tokens, end: Ints) -> _Parts:
 
 
 def _cut_at_anchors(tokens: Tokens, shapes: Tokens, computes: Bools, launched: Int64s) -> _Parts | None:
-    """Return the shortest steps that each hold one launch of some kernel, and other kernels in equal number."""
+    """Return the shortest steps that hold one launch of some kernel, and other kernels in equal number."""
     places = np.flatnonzero(computes)
     tokens, shapes = (pd.factorize(codes[places])[0] for codes in (tokens, shapes))
     # A long recording has its steps in its last part too.
@@ -230,7 +232,7 @@ def _cut_at_anchors(tokens: Tokens, shapes: Tokens, computes: Bools, launched: I
             usual, share = find_usual(last, anchors[:-1], anchors[1:])
             if share < _LEAST_SHARE or are_inner(last, last_shapes, anchors):
                 continue
-            # Only the kernels that each step launches equally often are compared.
+            # Only the kernels that all steps launch equally often are compared.
             regular = np.flatnonzero(np.isin(tokens, np.flatnonzero(usual)))
             at = np.searchsorted(regular, _launches(tokens, token, near))
             begin, end = _around(tokens[regular], at[at < len(regular)], places[regular], launched)
@@ -242,7 +244,7 @@ def _cut_at_anchors(tokens: Tokens, shapes: Tokens, computes: Bools, launched: I
 def _anchors(tokens: Tokens) -> Iterator[tuple[int, int]]:
     """Yield kernels that recur after nearly equal numbers of launches, the most frequent first.
 
-    Beside each is how near launches count as one, as those of an optimizer by hand do.
+    Beside it is how near launches count as one, as those of an optimizer by hand do.
     """
     anchors: dict[tuple[int, int], tuple[float, int]] = {}
     rows, tokens_known = len(tokens), int(tokens.max()) + 1
@@ -315,7 +317,7 @@ def _around(tokens: Tokens, at: Ints, places: Ints, launched: Int64s) -> _Parts:
 def _lead(tokens: Tokens, at: Ints, sequence: Tokens, gap: Int64s) -> int:
     """Return how many tokens of a step come before its anchor: it begins as the loop does, or ends as the loop does.
 
-    Between two steps the host does more than between two kernels. ``gap`` is the time before each launch.
+    Between two steps the host does more than between two kernels. ``gap`` is the time before a launch.
     """
     period = len(sequence)
     before = tokens[max(at[0] - period, 0) : at[0]][::-1]
@@ -327,7 +329,7 @@ def _lead(tokens: Tokens, at: Ints, sequence: Tokens, gap: Int64s) -> int:
 
 
 def _add_varying(begin: Ints, end: Ints, follows: Bools) -> _Parts:
-    """Add the kernels between two steps that follow each other to the second one, as many as there usually are."""
+    """Add the kernels between two steps in a row to the second one, as many as there usually are."""
     between = begin[1:] - end[:-1]
     ahead = int(np.median(between[follows])) if follows.any() else 0
     follows = follows & (between <= ahead + _TOLERANCE * np.median(end - begin))
@@ -401,7 +403,7 @@ def _repetitions(tokens: Tokens, period: int) -> Ints:
     if not len(recurs):
         return recurs
     sequence = _sequence(tokens, recurs, period, allowed)
-    # The rarest kernel of those that each repetition holds shows where the sequence can begin.
+    # The rarest kernel of those that all repetitions hold shows where the sequence can begin.
     counts = np.bincount(tokens)[sequence]
     anchor = int(np.where(counts >= min(len(recurs) / period, counts.max()), counts, len(tokens)).argmin())
     starts = np.flatnonzero(tokens == sequence[anchor]) - anchor
@@ -427,7 +429,7 @@ def _sequence(tokens: Tokens, recurs: Ints, period: int, allowed: int) -> Tokens
 
 
 def _differences(tokens: Tokens, starts: Ints, sequence: Tokens) -> Ints:
-    """Return in how many places the tokens from each of ``starts`` differ from ``sequence``."""
+    """Return in how many places the tokens from one of ``starts`` on differ from ``sequence``."""
     if len(starts) < len(sequence):
         parts = (tokens[start : start + len(sequence)] for start in starts.tolist())
         return np.array([np.count_nonzero(part != sequence) for part in parts], dtype=np.int64)
@@ -452,7 +454,7 @@ def count(tokens: Tokens, begin: Ints, end: Ints, which: Tokens) -> Ints:
 
 
 def shares(tokens: Tokens, begin: Ints, end: Ints, usual: Ints) -> Floats:
-    """Return the share of tokens that each part has in common with the usual one; others than its do not count."""
+    """Return the share of tokens that a part has in common with the usual one; others than its do not count."""
     which = np.flatnonzero(usual)
     held = count(tokens, begin, end, which)
     common: Floats = np.minimum(held, usual[which]).sum(axis=1) / np.maximum(held.sum(axis=1), max(usual.sum(), 1))
@@ -460,7 +462,7 @@ def shares(tokens: Tokens, begin: Ints, end: Ints, usual: Ints) -> Floats:
 
 
 def find_usual(tokens: Tokens, begin: Ints, end: Ints) -> tuple[Ints, float]:
-    """Return how often most parts hold each token, and the share of all tokens in these parts, 0 if there are none.
+    """Return how often most parts hold a token, and the share of all tokens in these parts, 0 if there are none.
 
     Tokens whose number varies from part to part count as 0.
     """
@@ -479,7 +481,7 @@ def find_usual(tokens: Tokens, begin: Ints, end: Ints) -> tuple[Ints, float]:
         if len(holds) < _LEAST_PARTS or regular.sum() < _LEAST_REGULAR * np.median(holds):
             continue
         share = float(np.minimum(holds, (1 + _MORE) * np.median(holds)).sum() / len(tokens))
-        # More parts count for more than more tokens in each.
+        # More parts count for more than more tokens in one.
         if share**2 * regular.sum() > most**2 * best.sum():
             best, most = regular, share
     usual = np.zeros(len(totals), dtype=np.int64)
@@ -488,7 +490,7 @@ def find_usual(tokens: Tokens, begin: Ints, end: Ints) -> tuple[Ints, float]:
 
 
 def fours(tokens: Tokens) -> Tokens:
-    """Return a number for each token and the three after it: in any order, long parts of any program hold the same."""
+    """Return a number for a token and the three after it: in any order, long parts of any program hold the same."""
     for ahead in (1, 2):
         following = np.append(tokens[ahead:], np.zeros(ahead, dtype=np.int64))
         tokens, _ = pd.factorize(tokens * len(tokens) + following)
@@ -502,7 +504,7 @@ def are_inner(names: Tokens, shapes: Tokens, anchors: Ints) -> bool:
 
 
 def _has_more(tokens: Tokens, length: Ints, least: float, largest: float, most: float) -> bool:
-    """Return True if each part at a regular stride holds all that the usual part holds, and more than that."""
+    """Return True if all parts at a regular stride hold all that the usual part holds, and more than that."""
     parts, typical = len(length), float(np.median(length))
     pairs = tokens * parts + np.repeat(np.arange(parts), length)
     pairs, times = np.unique(pairs, return_counts=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import fields
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -38,7 +39,7 @@ def find(
     step_range: str | None = "",
     read_host: Callable[[int], Mapping[str, Any] | None] | None = None,
 ) -> schema.Tables:
-    """Find the steps of each process and device, among the operations outside all cases.
+    """Find the steps of processes and devices, among the operations outside all cases.
 
     Return the tables `steps`, `step_figures` and `timeline`. ``pids`` turns the numbers of processes into process ids,
     negative where unknown; without it the numbers stay.
@@ -95,9 +96,9 @@ def find(
     for (process, device), accounts in accounted.items():
         mine = steps[(steps["process"] == process) & (steps["device"] == device)]
         place = {"process": process, "device": device}
-        window = excerpt.of_step(mine, origin, window)
+        window = excerpt.choose_step(mine, origin, window)
         shown.add(accounts.line, window, **place)
-        step_figures += [{**figure, **place} for figure in figures.of_device(operations, accounts, mine, origin)]
+        step_figures += [{**figure, **place} for figure in figures.measure_device(operations, accounts, mine, origin)]
         seen = _see_host(by_process.get(process, ()), shown.waits(process), process, pids, read_host)
         causes = _causes(operations, accounts, mine, shown.waiting(process), seen, origin)
         step_figures += [{**figure, **place} for figure in causes]
@@ -105,8 +106,8 @@ def find(
         if (process, device) not in accounted:
             place = {"process": process, "device": device}
             parts = accounting.account(line, windows.everything(line.launched), shown.waiting(process), origin)
-            step_figures += [{**figure, **place} for figure in figures.of_recording(parts)]
-            shown.add(line, excerpt.of_beginning(line, origin), **place)
+            step_figures += [{**figure, **place} for figure in figures.measure_recording(parts)]
+            shown.add(line, excerpt.choose_beginning(line, origin), **place)
     if with_cases:
         shown.add_cases(ranges)
     return _tables(
@@ -168,13 +169,13 @@ def _agreed_steps(accounted: Mapping[Place, Accounts]) -> pd.DataFrame:
         accounts.frame.assign(process=process, device=device) for (process, device), accounts in accounted.items()
     ]
     together = pd.concat(frames, ignore_index=True)
-    together["state"] = accounting.of_ranks(together.assign(rank=together["process"]))
+    together["state"] = accounting.unify_states(together.assign(rank=together["process"]))
     return schema.frame(schema.STEPS, together)
 
 
 def _tables(pids: Callable[[Int64s], Any] | None, **frames: pd.DataFrame) -> schema.Tables:
     tables: dict[str, Any] = {name: _fill_pids(frame, pids) for name, frame in frames.items()} if pids else dict(frames)
-    return replace(schema.Tables(), **tables)
+    return schema.Tables(**tables)
 
 
 def _fill_pids(frame: pd.DataFrame, pids: Callable[[Int64s], Any]) -> pd.DataFrame:
@@ -244,10 +245,12 @@ def _find_line_pattern(operations: Operations, line: Timeline, devices: int = 1)
 
 
 def _joined(operations: Operations, lines: Mapping[int, Timeline]) -> Timeline:
-    """Return the operations of several devices as one line, on which a name has another number on each device."""
-    names = len(operations.names)
-    parts = [replace(line, name=line.name + number * names) for number, line in enumerate(lines.values())]
-    columns = {field.name: np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Timeline)}
+    """Return the operations of several devices as one line, on which a name has another number on another device."""
+    columns = {
+        field.name: np.concatenate([getattr(line, field.name) for line in lines.values()]) for field in fields(Timeline)
+    }
+    counts = [len(line.name) for line in lines.values()]
+    columns["name"] = columns["name"] + np.repeat(np.arange(len(lines)) * len(operations.names), counts)
     order = np.argsort(columns["launched"], kind="stable")
     return Timeline(**{name: values[order] for name, values in columns.items()})
 
@@ -255,7 +258,7 @@ def _joined(operations: Operations, lines: Mapping[int, Timeline]) -> Timeline:
 def _join_parts(segments: Segments, lines: Mapping[int, Timeline]) -> tuple[Segments, list[Figure]]:
     """Return the steps, and figures of how many of ``segments`` are one step.
 
-    Equal layers recur too. Where the time to the next one is longer after each fourth one, say, and always by the same,
+    Equal layers recur too. Where the time to the next one is longer after one in four, say, and always by the same,
     the host begins a step there. By other rules a longer step holds other work at its begin, and begins an iteration.
     """
     line = max(lines.values(), key=lambda line: len(line.rows))
@@ -279,13 +282,37 @@ def _join_parts(segments: Segments, lines: Mapping[int, Timeline]) -> tuple[Segm
 
 
 def _agree(chosen: Segments, by_pattern: Segments) -> bool:
-    """Return True where each step holds as many repetitions of the launches, one or several."""
+    """Return True where all steps hold as many repetitions of the launches, one or several."""
     begins = by_pattern.begin[by_pattern.is_step]
     at = chosen.place(begins)
     at = at[(at >= 0) & chosen.is_step[np.maximum(at, 0)]]
     counts = np.bincount(at, minlength=len(chosen.begin))[chosen.is_step]
     inner = counts[1:-1] if len(counts) > 2 else counts
     return bool(len(inner) and np.mean(inner == np.median(inner)) >= 1 - reconcile.TOLERANCE and np.median(inner) >= 1)
+
+
+#: Ranges that backends of torch.distributed open on their own threads while a collective runs on the CPU.
+_COLLECTIVE: Final = re.compile(r"(gloo|mpi|ucc):")
+
+
+def _divide_host(operations: Operations, ranges: Spans, process: int, bounds: Int64s) -> dict[str, Any]:
+    """Return the parts of steps without a GPU: operators, communication while none runs, and the rest, which is idle.
+
+    They are the columns of `steps`; none where the process ran no collective.
+    """
+    names = [number for number, name in enumerate(ranges.names) if _COLLECTIVE.match(name)]
+    rows = np.flatnonzero(np.isin(ranges.name, names) & (ranges.process == process))
+    if not len(rows):
+        return {}
+    ops = np.flatnonzero((operations.process == process) & ~operations.are_collective[operations.name])
+    spans = (ranges.start[rows], operations.start[ops]), (ranges.end[rows], operations.end[ops])
+    computes = Union(operations.start[ops], operations.end[ops]).covered(bounds)
+    exposed = Union(*map(np.concatenate, spans)).covered(bounds) - computes
+    total = Union(ranges.start[rows], ranges.end[rows]).covered(bounds)
+    rest = np.diff(bounds) - exposed - computes
+    parts = {"communication_ns": exposed, "communication_total_ns": total, "compute_ns": computes}
+    idle = {"idle_ns": rest, "idle_launch_ns": 0, "idle_blocked_ns": 0, "idle_other_ns": rest}
+    return {**parts, "copy_ns": 0, **idle}
 
 
 def find_on_host(
@@ -302,6 +329,7 @@ def find_on_host(
     for process, (first, *_) in by_process.items():
         wall = np.append(np.diff(first.begin), first.end[-1] - first.begin[-1])
         columns = {"step": first.step, "start_ns": first.begin - origin, "wall_ns": wall}
+        columns |= _divide_host(operations, ranges, process, np.append(first.begin, first.begin[-1] + wall[-1]))
         state = np.full(len(wall), StepState.OTHER.value, dtype=object)
         state[first.is_step] = accounting.states(wall[first.is_step].astype(np.float64))
         kind = "" if first.kind is None else first.kind

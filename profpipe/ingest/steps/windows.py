@@ -1,10 +1,10 @@
-"""Steps from ranges: profpipe's own, those that the user names, and those that frameworks open."""
+"""Steps from ranges: those of profpipe, those that the user names, and those that frameworks open."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ from profpipe.results.schema import StepRule
 class Segments:
     """Parts of the host's time in ns, [begin, end), ascending and without overlap; all follow one rule.
 
-    ``step`` is the number of each step, and for other work that of the step before it. ``has_last_end`` is False where
+    ``step`` is the number of a step, and for other work that of the step before it. ``has_last_end`` is False where
     nothing says when the last step ends.
     """
 
@@ -33,11 +33,11 @@ class Segments:
     step: Int64s
     is_step: Bools
     has_last_end: bool = False
-    #: What each part is, as in the column `kind` of `steps`; None by rules that do not know it.
+    #: What a part is, as in the column `kind` of `steps`; None by rules that do not know it.
     kind: npt.NDArray[Any] | None = None
 
     def place(self, launched: Int64s) -> Ints:
-        """Return the segment of each launch, -1 for launches outside all of them."""
+        """Return the segments of the launches, -1 for those outside all of them."""
         at = count_up_to(self.begin, launched) - 1
         return np.where((at >= 0) & (launched < self.end[at]), at, -1)
 
@@ -46,7 +46,7 @@ class Segments:
         return int(self.is_step.sum())
 
     def joined(self, last: Ints, stride: int) -> Segments:
-        """Return the steps of which each is ``stride`` of these. ``last`` are the last ones of each."""
+        """Return steps of ``stride`` of these. ``last`` are the last ones of them."""
         begin = np.concatenate([[max(int(last[0]) - stride + 1, 0)], last[:-1] + 1])
         number = np.arange(len(last))
         return Segments(self.rule, self.begin[begin], self.end[last], number, np.ones(len(last), dtype=bool))
@@ -58,9 +58,9 @@ def everything(launched: Int64s) -> Segments:
     return Segments(StepRule.PATTERN, *ends, np.zeros(1, dtype=np.int64), np.ones(1, dtype=bool))
 
 
-def with_gaps(windows: Segments) -> Segments:
-    """Return the windows, and the time between two of them as other work."""
-    begin, end, step = windows.begin, windows.end, windows.step
+def add_gaps(windows: Segments, end: Int64s, has_last_end: bool = False) -> Segments:
+    """Return the windows until ``end``, and the time between two of them as other work."""
+    begin, step = windows.begin, windows.step
     gaps = np.flatnonzero(end[:-1] < begin[1:])
     order = np.argsort(np.concatenate([begin, end[gaps]]), kind="stable")
     return Segments(
@@ -69,7 +69,7 @@ def with_gaps(windows: Segments) -> Segments:
         np.concatenate([end, begin[gaps + 1]])[order],
         np.concatenate([step, step[gaps]])[order],
         np.concatenate([windows.is_step, np.zeros(len(gaps), dtype=bool)])[order],
-        windows.has_last_end,
+        has_last_end,
         None if windows.kind is None else np.concatenate([windows.kind, np.full(len(gaps), "", dtype=object)])[order],
     )
 
@@ -87,7 +87,7 @@ _FRAMEWORKS: Final = (
     r"step\[(?:DECODE|EXTEND|MIXED|IDLE)\b.*\]",
     r"(?:v2_)?gpu_model_runner: forward",
 )
-#: Ranges that libraries open around single operations, and profpipe around its own work, parts of a model, and epochs:
+#: Ranges that libraries open around single operations, and profpipe around its work, parts of a model, and epochs:
 #: no steps of a program. ``rank0_train_step`` is a step.
 _NO_STEP: Final = re.compile(
     rf"(?i)({re.escape(schema.CASE_PREFIX)}|aten::|autograd::|c10d::|nccl|cublas|cudnn|cusolver|cusparse|cub::|thrust|cccl"
@@ -112,7 +112,7 @@ _DOMAIN: Final = r"(?:[^:]+:)?"
 
 
 def find(ranges: Spans, unclosed: int | None = None, step_range: str = "") -> dict[int, list[Segments]]:
-    """Return the ranges of each process that are steps, by sort: the first that holds launches applies.
+    """Return the ranges of a process that are steps, by sort: the first that holds launches applies.
 
     A step has the number in the name of its range.
 
@@ -137,7 +137,7 @@ def find(ranges: Spans, unclosed: int | None = None, step_range: str = "") -> di
 
 
 def recurring(ranges: Spans, process: int, launched: Int64s, duration: Int64s) -> tuple[str, float, Segments] | None:
-    """Return the program's own range that is a step: its name, % of the kernel time, and instances; None without one.
+    """Return the program's range that is a step: its name, % of the kernel time, and instances; None without one.
 
     It opens at least three times, holds most of the time of the process's kernels, and its instances are alike. The
     outermost such range wins. ``launched`` and ``duration`` are those of the kernels. Names that differ in numbers that
@@ -181,7 +181,7 @@ def recurring(ranges: Spans, process: int, launched: Int64s, duration: Int64s) -
 
 
 def _counters(texts: Sequence[str], codes: Int64s) -> list[tuple[int, ...]]:
-    """Return the numbers in each name."""
+    """Return the numbers in a name."""
     used = set(codes.tolist())
     numbers = {code: tuple(int(digits[-_DIGITS:]) for digits in re.findall(r"\d+", texts[code])) for code in used}
     return [numbers[code] for code in codes.tolist()]
@@ -221,7 +221,7 @@ def _windows(
 ) -> Segments:
     """Order the ranges, and leave out those that begin inside another one: nested ones, and those of other threads.
 
-    ``called`` says what each range calls, if calls of modules are steps. Those of several threads are none.
+    ``called`` says what a range calls, if calls of modules are steps. Those of several threads are none.
     """
     if called and len({calls.read(text).thread for text in called}) > 1:
         whole = np.array([start.min()]), np.array([end.max()])
@@ -255,4 +255,4 @@ def segments_of(windows: Segments, launched: Int64s) -> Segments:
     filled = np.unique(gap[between & (launched >= end[gap])])
     if is_loop := 2 * len(filled) > len(end) - 1:
         end = np.append(windows.begin[1:], end[-1])
-    return with_gaps(replace(windows, end=end, has_last_end=not is_loop))
+    return add_gaps(windows, end, has_last_end=not is_loop)

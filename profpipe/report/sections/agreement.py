@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from profpipe.analysis.case_index import OVERHEAD
-from profpipe.analysis.findings import CLOSE, Agreement, Figure, Reason, WorkloadFindings
+from profpipe.analysis.findings import CLOSE, Agreement, Explanation, ProfilerTime, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc
 from profpipe.report.labels import case_texts, means_note
@@ -24,7 +24,7 @@ _WHOLE = 0.995
 _UNKNOWN = doc.Strong("no known reason")
 
 #: A profiler's time of a case, and the times of the case that it belongs to.
-_Pair = tuple[Agreement, Figure]
+_Pair = tuple[Agreement, ProfilerTime]
 
 
 def agreement(workload: WorkloadFindings) -> doc.Section:
@@ -52,16 +52,16 @@ def _summary(workload: WorkloadFindings) -> doc.Text:
     return doc.concat(*words, "Differences up to 3 % need no reason.")
 
 
-def make_profiler_table(workload: WorkloadFindings) -> doc.Table:
+def make_profiler_table(workload: WorkloadFindings) -> doc.TableBlock:
     """Return a row a profiler: how many cases are within 3 % of the reference, the largest difference, the causes."""
     names, reference = case_texts(workload.cases), workload.agreements[0].reference
 
-    def largest(pairs: Sequence[_Pair]) -> doc.Cell | None:
+    def largest(pairs: Sequence[_Pair]) -> doc.TableCell | None:
         case_differences = [
-            (agreement.case, figure.difference) for agreement, figure in pairs if figure.difference is not None
+            (agreement.case, time.difference) for agreement, time in pairs if time.difference is not None
         ]
         case, difference = max(case_differences, key=lambda pair: abs(pair[1]), default=("", None))
-        return None if difference is None else doc.Cell(difference, note=doc.concat("(", names[case], ")"))
+        return None if difference is None else doc.TableCell(difference, note=doc.concat("(", names[case], ")"))
 
     def select_long(pairs: Sequence[_Pair]) -> Sequence[_Pair]:
         """Return the long calls where there are others too."""
@@ -69,16 +69,16 @@ def make_profiler_table(workload: WorkloadFindings) -> doc.Table:
 
     columns = [
         (doc.label("profiler", f"compared with {reference}"), lambda row: _title(row[0], workload)),
-        (doc.Column("within", "within 3 %"), lambda row: _within(row[1])),
+        (doc.number("within", "within 3 %"), lambda row: _within(row[1])),
         (doc.signed_percent("largest", "largest difference"), lambda row: largest(row[1])),
-        (doc.Column("long_within", "above 50 us: within 3 %"), lambda row: _within(select_long(row[1]))),
+        (doc.number("long_within", "above 50 us: within 3 %"), lambda row: _within(select_long(row[1]))),
         (doc.signed_percent("long_largest", "largest"), lambda row: largest(select_long(row[1])) or ""),
         (doc.words("causes", "causes above 3 %"), lambda row: _causes([p for p in row[1] if not p[1].is_close])),
     ]
-    return doc.table_of("profilers", _pairs(workload).items(), columns, placement=doc.Placement.DETAILS)
+    return doc.table_of("profilers", _pairs(workload).items(), columns, placement=doc.OnPage.DETAILS)
 
 
-def differences(workload: WorkloadFindings) -> doc.Table:
+def differences(workload: WorkloadFindings) -> doc.TableBlock:
     """Return each difference of more than 3 % with its reason; those without one first, then the largest."""
     names = case_texts(workload.cases)
     pairs = [pair for profiler_pairs in _pairs(workload).values() for pair in profiler_pairs if not pair[1].is_close]
@@ -90,13 +90,13 @@ def differences(workload: WorkloadFindings) -> doc.Table:
         (doc.words("reason"), lambda pair: _why(*pair)),
     ]
     title = f"The {len(pairs)} differences above 3 %"
-    return doc.table_of("differences", pairs, columns, title, doc.Placement.DETAILS)
+    return doc.table_of("differences", pairs, columns, title, doc.OnPage.DETAILS)
 
 
-def all_figures(workload: WorkloadFindings) -> doc.Table:
-    """Return a row a case: the reference's kernels, and how far each other figure is off."""
+def all_figures(workload: WorkloadFindings) -> doc.TableBlock:
+    """Return a row a case: the reference's kernels, and how far each other time is off."""
     names, splits = case_texts(workload.cases), {case.id: case.breakdown for case in workload.cases}
-    unit = time_unit(agreement.figures[0].ns for agreement in workload.agreements)
+    unit = time_unit(agreement.times[0].ns for agreement in workload.agreements)
     reference = workload.agreements[0].reference if workload.agreements else ""
 
     def busy_ns(agreement: Agreement) -> float | None:
@@ -104,43 +104,43 @@ def all_figures(workload: WorkloadFindings) -> doc.Table:
         split = splits[agreement.case]
         return split.busy_ns if split and split.busy_ns and abs(split.busy_ns / split.total.ns - 1) >= 0.001 else None
 
-    def difference(agreement: Agreement, name: str) -> doc.Cell | None:
-        figure = next((figure for figure in agreement.figures[1:] if figure.profiler == name), None)
-        if figure is None:
+    def difference(agreement: Agreement, name: str) -> doc.TableCell | None:
+        time = next((time for time in agreement.times[1:] if time.profiler == name), None)
+        if time is None:
             return None
-        covered = f"over {percent(figure.covered)} %" if figure.covered < _WHOLE else ""
+        covered = f"over {percent(time.covered)} %" if time.covered < _WHOLE else ""
         unknown = (f"{covered} ".lstrip(), doc.Strong("?"))
-        return doc.Cell(figure.difference, note=unknown if figure.is_unexplained else covered)
+        return doc.TableCell(time.difference, note=unknown if time.is_unexplained else covered)
 
     columns: doc.Columns[Agreement] = [
         (doc.label("case"), lambda agreement: names[agreement.case]),
-        (doc.Column("ns", reference, unit.per("/call")), lambda agreement: agreement.figures[0].ns),
-        (doc.Column("busy_ns", "some kernel runs", unit), busy_ns),
-        (doc.Column("span_ns", "first to last kernel", unit),
+        (doc.number("ns", reference, unit.per("/call")), lambda agreement: agreement.times[0].ns),
+        (doc.number("busy_ns", "some kernel runs", unit), busy_ns),
+        (doc.number("span_ns", "first to last kernel", unit),
          lambda agreement: split.span_ns if (split := splits[agreement.case]) else None),
-        (doc.Column("range_ns", "host in its range", unit),
+        (doc.number("range_ns", "host in its range", unit),
          lambda agreement: split.range_ns if (split := splits[agreement.case]) else None),
         *((doc.signed_percent(name, _title(name, workload)), functools.partial(difference, name=name))
           for name in _pairs(workload)),
     ]  # fmt: skip
-    return doc.table_of("figures", workload.agreements, columns, "Every figure", doc.Placement.DETAILS)
+    return doc.table_of("figures", workload.agreements, columns, "Every figure", doc.OnPage.DETAILS)
 
 
-def overheads(workload: WorkloadFindings) -> doc.Table:
+def overheads(workload: WorkloadFindings) -> doc.TableBlock:
     """Return what each profiler added to the wall time of a case's loop."""
     names = case_texts(workload.cases)
     by_profiler = grouped((profiler, (share, case)) for (case, profiler), share in workload.recorded.overheads.items())
     by_share = {profiler: sorted(shares, key=lambda pair: pair[0]) for profiler, shares in by_profiler.items()}
 
-    def added(share: float, *note: doc.Text) -> doc.Cell:
+    def added(share: float, *note: doc.Text) -> doc.TableCell:
         if share < 0:
             # No profiler makes a program faster: something else held up the loop without it.
-            return doc.Cell(text="none", note=doc.concat(*note))
+            return doc.TableCell(text="none", note=doc.concat(*note))
         if share < 9.995:
-            return doc.Cell(share, note=doc.concat(*note))
-        return doc.Cell(share + 1, unit=RATIO, note=doc.concat("the time ", *note))
+            return doc.TableCell(share, note=doc.concat(*note))
+        return doc.TableCell(share + 1, unit=RATIO, note=doc.concat("the time ", *note))
 
-    def write_case(share: float, case: str) -> doc.Cell:
+    def write_case(share: float, case: str) -> doc.TableCell:
         return added(share, "(", names.get(case, doc.Code(case)), ")")
 
     columns: doc.Columns[str] = [
@@ -148,26 +148,26 @@ def overheads(workload: WorkloadFindings) -> doc.Table:
         (doc.signed_percent("median"), lambda name: added(statistics.median(share for share, _ in by_share[name]))),
         (doc.signed_percent("least"), lambda name: write_case(*by_share[name][0]) if len(by_share[name]) > 1 else None),
         (doc.signed_percent("most"), lambda name: write_case(*by_share[name][-1])),
-        (doc.Column("marked", ("cases marked ", doc.Code("profiler_overhead"))),
+        (doc.number("marked", ("cases marked ", doc.Code("profiler_overhead"))),
          lambda name: f"{sum(share > OVERHEAD for share, _ in by_share[name])} of {len(by_share[name])}"),
     ]  # fmt: skip
     title = "Time that a profiler adds to the loop"
-    return doc.table_of("overheads", by_share, columns, title, doc.Placement.DETAILS)
+    return doc.table_of("overheads", by_share, columns, title, doc.OnPage.DETAILS)
 
 
 def _pairs(workload: WorkloadFindings) -> dict[str, list[_Pair]]:
-    """Return by profiler every figure but the reference's own."""
+    """Return by profiler every time but the reference's own."""
     return grouped(
-        (figure.profiler, (agreement, figure)) for agreement in workload.agreements for figure in agreement.figures[1:]
+        (time.profiler, (agreement, time)) for agreement in workload.agreements for time in agreement.times[1:]
     )
 
 
 def _long(pairs: Sequence[_Pair]) -> list[_Pair]:
-    return [pair for pair in pairs if pair[0].figures[0].ns >= _LONG_NS]
+    return [pair for pair in pairs if pair[0].times[0].ns >= _LONG_NS]
 
 
 def _within(pairs: Sequence[_Pair]) -> str:
-    return f"{sum(figure.is_close for _, figure in pairs)} of {len(pairs)}" if pairs else ""
+    return f"{sum(time.is_close for _, time in pairs)} of {len(pairs)}" if pairs else ""
 
 
 def _quantity(profiler: str, workload: WorkloadFindings) -> str:
@@ -186,29 +186,27 @@ def _title(profiler: str, workload: WorkloadFindings) -> str:
 
 def _causes(far: Sequence[_Pair]) -> doc.Text:
     """Return ``launch gaps 12 and no known reason 1``: the number of differences by cause."""
-    counts = Counter("" if figure.is_unexplained else figure.reasons[0].cause for _, figure in far)
+    counts = Counter("" if time.is_unexplained else time.explanations[0].cause for _, time in far)
     return doc.join([f"{cause} {n}" if cause else (_UNKNOWN, f" {n}") for cause, n in counts.most_common()])
 
 
-def _why(agreement: Agreement, figure: Figure) -> doc.Text:
-    """Return why a figure differs, or that nothing explains it and what may help to find out.
+def _why(agreement: Agreement, time: ProfilerTime) -> doc.Text:
+    """Return why a time differs, or that nothing explains it and what may help to find out.
 
     Other profilers whose kernels take as long without a reason are none, but show where to look for one. The time of a
     call may agree by chance.
     """
-    parts: list[doc.Text] = [describe(reason) for reason in figure.reasons]
-    if figure.difference is None:
+    parts: list[doc.Text] = [describe(explanation) for explanation in time.explanations]
+    if time.difference is None:
         parts = ["no kernel name in common"]
-    elif figure.is_unexplained:
+    elif time.is_unexplained:
         parts = [(_UNKNOWN, " beyond this: ", *doc.join(parts, "; ", "; ")) if parts else _UNKNOWN]
-        kernels = [
-            f for f in agreement.figures[1:] if f.is_unexplained and f.covered >= _WHOLE and f.profiler != "plain"
-        ]
-        same = [f.profiler for f in kernels if f is not figure and abs(f.ns / figure.ns - 1) <= CLOSE]
-        if figure in kernels and same:
+        kernels = [f for f in agreement.times[1:] if f.is_unexplained and f.covered >= _WHOLE and f.profiler != "plain"]
+        same = [f.profiler for f in kernels if f is not time and abs(f.ns / time.ns - 1) <= CLOSE]
+        if time in kernels and same:
             parts.append((*doc.join(same), f" within 3 % of it: {agreement.reference} is the outlier"))
-    if figure.covered < _WHOLE:
-        parts.append(f"over the kernels that both profiled, {percent(figure.covered)} % of the time")
+    if time.covered < _WHOLE:
+        parts.append(f"over the kernels that both profiled, {percent(time.covered)} % of the time")
     return doc.join(parts, "; ", "; ")
 
 
@@ -283,14 +281,14 @@ class _Quantity(float):
         return f"{self / {'us': 1e3, 'ms': 1e6}[unit]:.4g} {unit}"
 
 
-def describe(reason: Reason) -> doc.Text:
+def describe(explanation: Explanation) -> doc.Text:
     """Return a cause and its numbers in words."""
-    numbers = {name: n if isinstance(n, str) else _Quantity(n) for name, n in reason.numbers.items()}
+    numbers = {name: n if isinstance(n, str) else _Quantity(n) for name, n in explanation.numbers.items()}
 
     def is_known(wording: doc.Text) -> bool:
         fields = string.Formatter().parse(wording) if isinstance(wording, str) else ()
         return {name for _, name, *_ in fields if name} <= numbers.keys()
 
-    wording = next(text for text in WORDING[reason.cause] if is_known(text))
+    wording = next(text for text in WORDING[explanation.cause] if is_known(text))
     detail = wording.format(**numbers) if isinstance(wording, str) else wording
-    return (f"{reason.cause}: ", *doc.inlines(detail)) if detail else reason.cause
+    return (f"{explanation.cause}: ", *doc.inlines(detail)) if detail else explanation.cause

@@ -15,7 +15,7 @@ from profpipe.analysis.kernels import rows
 from profpipe.analysis.steps import CaseSteps
 from profpipe.job import as_text
 from profpipe.report import document as doc
-from profpipe.report.labels import case_text, duration, fill, margin, of_what, ratio
+from profpipe.report.labels import case_text, duration, fill, margin, ratio, write_what
 from profpipe.report.sections import (
     agreement,
     cases,
@@ -52,7 +52,7 @@ Samples = Sequence[tuple[int, float]]
 
 
 def case_pages(findings: Findings, run: Manifest, raw: RawFiles) -> tuple[doc.Section, ...]:
-    """Return a section for each case, in the order of the tables."""
+    """Return a section per case, in the order of the tables."""
     most = max(_FEWEST_POINTS, _MOST_POINTS // max(len(raw.samples), 1))
     pages = (
         _page(workload, case, run, limit_samples(raw.samples.get((workload.name, case.id), ()), most), raw)
@@ -78,10 +78,10 @@ def _page(workload: WorkloadFindings, case: CaseResult, run: Manifest, samples: 
     sections = (
         # The chart of the step stands above.
         replace(step_section, blocks=tuple(block for block in step_section.blocks if not isinstance(block, doc.Chart))),
-        step_times.by_profiler(alone),
+        step_times.compare_profilers(alone),
         recording.recording(alone),
         kernel_share.kernel_share(alone) if not alone.steps else doc.Section("kernel_share", ""),
-        replace(kernels.kernels(alone), title=f"Top {alone.cpu_rows}" if alone.is_on_cpu else "Top kernels"),
+        kernels.kernels(alone, names_shape=False),
         phases.phases(alone),
         phases.host_phases(alone),
         phases.phase_work(alone),
@@ -93,14 +93,15 @@ def _page(workload: WorkloadFindings, case: CaseResult, run: Manifest, samples: 
     )
     title = case_text(case) if case.id else workload.name
     made = doc.make_section(case.id, title, blocks, _summary(workload, case), workload.name)
-    return replace(made, title=title, sections=tuple(section for section in sections if section))
+    shown = tuple(section for section in sections if section)
+    return doc.Section(case.id, title, made.blocks, made.summary, workload.name, shown)
 
 
 def _summary(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     """Return the time of the case and its speed-up; why it has none."""
     if case.time is None:
-        return fill("No time: {}.", case.outcome or "not measured")
-    text: doc.Text = fill(f"{{}} {of_what(workload.basis)}", doc.Strong(duration(case.time.ns)))
+        return fill("No time: {}.", case.status or "not measured")
+    text: doc.Text = fill(f"{{}} {write_what(workload.time_source)}", doc.Strong(duration(case.time.ns)))
     if case.time.margin is not None:
         text = fill("{} (95 % interval {})", text, margin(case.time.margin))
     if case.is_baseline:
@@ -111,35 +112,34 @@ def _summary(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     return fill(f"{{}}.{fixed}", text)
 
 
-def _figures(alone: WorkloadFindings, case: CaseResult) -> doc.Table | None:
+def _figures(alone: WorkloadFindings, case: CaseResult) -> doc.TableBlock | None:
     """Return the figures of the case as rows, each with its unit; what limits it follows its rates."""
-    rows: dict[str, doc.Cell] = {}
-    for wide in (cases.by_case(alone, [case]), roofline.table(alone, [case], is_one_shape=False)):
+    rows: dict[str, doc.TableCell] = {}
+    for wide in (cases.make_case_table(alone, [case]), roofline.table(alone, [case], is_one_shape=False)):
         for column, cell in zip(wide.columns, wide.rows[0] if wide.rows else [], strict=bool(wide.rows)):
             if (column.is_numeric or column.id == "limiter") and not cell.is_empty and not cell.missing:
                 title = doc.plain(column.title) or (column.unit.name if column.unit else "")
                 rows.setdefault(title, _add_unit(cell, column))
     columns = [doc.label("figure"), doc.words("value")]
-    table = doc.make_table("figures", columns, list(rows.items()), "Figures", doc.Placement.HTML)
-    return replace(table, is_divisible=False)
+    return doc.make_table("figures", columns, list(rows.items()), "Figures", doc.OnPage.HTML, is_divisible=False)
 
 
-def _add_unit(cell: doc.Cell, column: doc.Column) -> doc.Cell:
+def _add_unit(cell: doc.TableCell, column: doc.TableColumn) -> doc.TableCell:
     """Return a cell whose number is followed by its unit, because each row has another unit."""
     if cell.value is None:
         return cell
-    number = doc.Number(cell.value, cell.unit or column.unit or NO_UNIT)
-    return replace(cell, value=None, text=number)
+    number = doc.Amount(cell.value, cell.unit or column.unit or NO_UNIT)
+    return doc.TableCell(None, number, cell.flags, cell.is_strong, cell.missing, cell.unit, cell.note)
 
 
 def _classes(alone: WorkloadFindings) -> doc.Chart | None:
     """Return a bar of the kernel time by class; of a program with steps a bar of the step."""
-    case, chart = alone.cases[0], None
+    case = alone.cases[0]
     if alone.steps:
         chart = next((block for block in steps.steps(alone).blocks if isinstance(block, doc.Chart)), None)
-    elif case.breakdown and case.breakdown.total.ns:
-        chart = replace(plots.breakdown(alone, alone.shapes[0]), id="classes")
-    return replace(chart, placement=doc.Placement.HTML, subtitle="") if chart else None
+        return replace(chart, placement=doc.OnPage.HTML, subtitle="") if chart else None
+    has_kernels = case.breakdown and case.breakdown.total.ns
+    return plots.breakdown(alone, alone.shapes[0], doc.OnPage.HTML, is_of_page=True) if has_kernels else None
 
 
 # --- strips ----------------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def _strip(
     references = tuple(doc.Reference(doc.ReferenceKind.LEVEL, ns, name) for name, ns in levels.items())
     return doc.Chart(
         id, title, doc.ChartKind.STRIP, doc.Axis(x), doc.Axis("time", quantity="ns"), {"": series}, caption,
-        doc.Placement.HTML, keys=tuple(names), references=references,
+        doc.OnPage.HTML, keys=tuple(names), references=references,
     )  # fmt: skip
 
 
@@ -214,12 +214,12 @@ def _repeat(workload: WorkloadFindings, case: CaseResult, run: Manifest, raw: Ra
     """Return the command that measures the case alone, and the commands and logs of its jobs."""
     blocks: list[doc.Block] = []
     if words := alone_command(workload.name, case, run):
-        blocks.append(doc.CodeBlock(shlex.join(words), placement=doc.Placement.HTML))
+        blocks.append(doc.CodeBlock(shlex.join(words), placement=doc.OnPage.HTML))
     jobs = [job for job in run.jobs_of(workload.name) if case.id in job.cases]
     # A command that measures many cases stands once, below the report.
     blocks += environment.jobs(job for job in jobs if len(job.cases) <= _FEW_CASES)
     if logs := [doc.Link(job.profiler, f"#{log_id(job)}") for job in jobs if job.folder in raw.logs]:
-        blocks.append(doc.Paragraph(doc.concat("Logs: ", doc.join(logs), "."), doc.Placement.HTML))
+        blocks.append(doc.Paragraph(doc.concat("Logs: ", doc.join(logs), "."), doc.OnPage.HTML))
     return doc.make_section("repeat", "How to repeat it", blocks, workload=workload.name)
 
 
@@ -245,9 +245,9 @@ def log_id(job: JobEntry) -> str:
 def logs(run: Manifest, raw: RawFiles) -> doc.Section:
     """Return the ends of the logs of the jobs, for report.html."""
     sections = tuple(
-        doc.Section(log_id(job), doc.Code(job.log), (doc.CodeBlock(raw.logs[job.folder], "", doc.Placement.HTML),))
+        doc.Section(log_id(job), doc.Code(job.log), (doc.CodeBlock(raw.logs[job.folder], "", doc.OnPage.HTML),))
         for job in run.jobs
         if job.folder in raw.logs
     )
-    intro = doc.Paragraph("The last lines of each job's log.", doc.Placement.HTML)
+    intro = doc.Paragraph("The last lines of each job's log.", doc.OnPage.HTML)
     return doc.Section("logs", "Logs", (intro,), sections=sections) if sections else doc.Section("logs", "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from profpipe.analysis.cases import Axes, in_words, running_axis, without
 from profpipe.analysis.findings import CaseResult, Shape, WorkloadFindings
@@ -28,18 +27,18 @@ _POWER_LAG = "Power is read with a delay of 100 ms or more: a short case shows t
 
 def cases(workload: WorkloadFindings, part: WorkloadFindings) -> doc.Section:
     """Return times and TFLOP/s by shape, then every number of each case of ``part``, the shapes shown in full."""
-    tables = list(by_shape(workload))
+    tables = list(make_shape_tables(workload))
     timed = [case for shape in part.shapes for case in shape.timed]
-    if timed and (workload.basis is None or workload.basis.is_timed or len(workload.cases) > 1):
+    if timed and (workload.time_source is None or workload.time_source.is_timed or len(workload.cases) > 1):
         shapes = "" if part is workload else f" of {plural(len(part.shapes), 'shape')}"
-        tables.append(by_case(workload, timed, f"every number{shapes} by case"))
+        tables.append(make_case_table(workload, timed, f"every number{shapes} by case"))
     has_power = any(column.id == "power" for table in tables for column in table.columns)
     notes = (DENSE_WORK if any(case.is_sparse for case in workload.cases) else "", _POWER_LAG if has_power else "")
-    blocks: list[doc.Block] = [*(doc.Paragraph(note, doc.Placement.DETAILS) for note in notes), *tables]
+    blocks: list[doc.Block] = [*(doc.Paragraph(note, doc.OnPage.DETAILS) for note in notes), *tables]
     return doc.make_section("cases", "Times, rates, memory and error by case", blocks, workload=workload.name)
 
 
-def by_shape(workload: WorkloadFindings) -> Iterator[doc.Table]:
+def make_shape_tables(workload: WorkloadFindings) -> Iterator[doc.TableBlock]:
     """Yield tables with implementations as rows and the running axis as columns; the largest shape's group first.
 
     Each combination of the other axes has a table of times and, where FLOPs are known, one of TFLOP/s.
@@ -60,75 +59,75 @@ def by_shape(workload: WorkloadFindings) -> Iterator[doc.Table]:
 
 def _make_shape_table(
     workload: WorkloadFindings, axis: str, shapes: Sequence[Shape], quantity: str, others: Axes
-) -> doc.Table:
+) -> doc.TableBlock:
     is_time = quantity == "time"
     columns = [doc.label("variant", workload.compare or "")]
     for i, shape in enumerate(shapes):
         value = as_text(dict(shape.axes)[axis])
         unit = time_unit(case.time.ns for case in shape.timed if case.time) if is_time else None
-        columns.append(doc.Column(value, f"{'' if i else f'{axis} '}{value}{':' if is_time else ''}", unit))
+        columns.append(doc.number(value, f"{'' if i else f'{axis} '}{value}{':' if is_time else ''}", unit))
     cases_of = [{case.variant: case for case in shape.cases} for shape in shapes]
-    rows: list[tuple[doc.Cell, ...]] = []
+    rows: list[tuple[doc.TableCell, ...]] = []
     for variant in workload.variants:
         variant_cases = [cases.get(variant) for cases in cases_of]
         # The list of skipped cases says why a variant was skipped in all shapes.
-        if any(case is not None and case.outcome != Status.SKIPPED for case in variant_cases):
+        if any(case is not None and case.status != Status.SKIPPED for case in variant_cases):
             name = "{} (baseline)" if any(case and case.is_baseline for case in variant_cases) else "{}"
             cells = (_time_cell(case, shape, is_time) for case, shape in zip(variant_cases, shapes, strict=True))
-            rows.append((doc.Cell(text=fill(name, doc.Code(variant))), *cells))
+            rows.append((doc.TableCell(text=fill(name, doc.Code(variant))), *cells))
     title = ", ".join(filter(None, [quantity, in_words(others)]))
-    return doc.Table(title, tuple(columns), tuple(rows), title, doc.Placement.DETAILS)
+    return doc.TableBlock(title, tuple(columns), tuple(rows), title, doc.OnPage.DETAILS)
 
 
-def _time_cell(case: CaseResult | None, shape: Shape, is_time: bool) -> doc.Cell:
+def _time_cell(case: CaseResult | None, shape: Shape, is_time: bool) -> doc.TableCell:
     if case is None:
-        return doc.Cell(missing=NO_CASE)
+        return doc.TableCell(missing=NO_CASE)
     if case.time is None:
-        return doc.Cell(text=str(case.outcome) or MISSING)
+        return doc.TableCell(text=str(case.status) or MISSING)
     is_fastest = shape.fastest is not None and case.id == shape.fastest.id
     value = case.time.ns if is_time else case.tflops
-    return doc.Cell(value, flags=case.unshared_marks, is_strong=is_fastest, missing="" if value else MISSING)
+    return doc.TableCell(value, flags=case.unshared_flags, is_strong=is_fastest, missing="" if value else MISSING)
 
 
-def by_case(workload: WorkloadFindings, cases: Sequence[CaseResult], title: doc.Text = "") -> doc.Table:
-    """Return a row for each timed case: time, spread, rates, memory, error, clock, power, flags."""
+def make_case_table(workload: WorkloadFindings, cases: Sequence[CaseResult], title: doc.Text = "") -> doc.TableBlock:
+    """Return a row per timed case: time, spread, rates, memory, error, clock, power, flags."""
     timed = [case for case in cases if case.time]
     unit = time_unit(case.ns for case in timed)
     memory = size_unit(case.values.get("peak_allocated") for case in timed)
     host = size_unit(case.values.get("peak_host") for case in timed)
     counts = {case.time.n for case in timed if case.time}
     has_counts = len(timed) == 1 or len(counts) > 1
-    counted = "samples" if workload.basis is None or workload.basis.is_timed else "iterations"
+    counted = "samples" if workload.time_source is None or workload.time_source.is_timed else "iterations"
     quantities: doc.Columns[CaseResult] = [
-        (doc.Column("time", "time", unit), lambda c: c.ns),
-        (doc.Column("interval", "95 % interval"), lambda c: _range(c, unit, "ci_low", "ci_high")),
-        (doc.Column("range", "min to max"), lambda c: _range(c, unit, "lowest", "highest")),
-        (doc.Column("spread", "p10 to p90"), lambda c: _range(c, unit, "p10", "p90")),
+        (doc.number("time", "time", unit), lambda c: c.ns),
+        (doc.number("interval", "95 % interval"), lambda c: _range(c, unit, "ci_low", "ci_high")),
+        (doc.number("range", "min to max"), lambda c: _range(c, unit, "lowest", "highest")),
+        (doc.number("spread", "p10 to p90"), lambda c: _range(c, unit, "p10", "p90")),
         (doc.count("samples", counted), lambda c: c.time.n if c.time and has_counts else None),
         (doc.ratio("speedup", "over baseline"), lambda c: c.speedup),
-        (doc.Column("tflops", "TFLOP/s"), lambda c: c.tflops),
-        (doc.Column("tflops_done", "effective TFLOP/s"), lambda c: c.tflops_done if c.is_sparse else None),
-        (doc.Column("tflops_best", "TFLOP/s at min"), lambda c: c.tflops_best),
-        (doc.Column("flops_share", "% of peak"), lambda c: _peak_share(c.of_peak_flops)),
-        (doc.Column("gbytes_per_s", "GB/s"), lambda c: c.gbytes_per_s),
-        (doc.Column("bandwidth_share", "% of bandwidth"), lambda c: _peak_share(c.of_peak_bytes)),
-        (doc.Column("peak_allocated", "peak memory", memory), lambda c: c.values.get("peak_allocated")),
-        (doc.Column("peak_host", "peak memory of the host", host), lambda c: c.values.get("peak_host")),
-        (doc.Column("error_max", "max error of output"), lambda c: c.values.get("error_max")),
-        (doc.Column("error_mean", "mean error of output"), lambda c: c.values.get("error_mean")),
-        (doc.Column("graph", "as CUDA graph", unit), lambda c: c.values.get("time_cuda_graph")),
-        (doc.Column("clock", "SM clock", _MHZ), _clock),
-        (doc.Column("power", "power", _WATT), lambda c: c.values.get("power")),
-        (doc.Column("temperature", "temperature", _CELSIUS), lambda c: c.values.get("temperature")),
+        (doc.number("tflops", "TFLOP/s"), lambda c: c.tflops),
+        (doc.number("tflops_done", "effective TFLOP/s"), lambda c: c.tflops_done if c.is_sparse else None),
+        (doc.number("tflops_best", "TFLOP/s at min"), lambda c: c.tflops_best),
+        (doc.number("flops_share", "% of peak"), lambda c: _peak_share(c.of_peak_flops)),
+        (doc.number("gbytes_per_s", "GB/s"), lambda c: c.gbytes_per_s),
+        (doc.number("bandwidth_share", "% of bandwidth"), lambda c: _peak_share(c.of_peak_bytes)),
+        (doc.number("peak_allocated", "peak memory", memory), lambda c: c.values.get("peak_allocated")),
+        (doc.number("peak_host", "peak memory of the host", host), lambda c: c.values.get("peak_host")),
+        (doc.number("error_max", "max error of output"), lambda c: c.values.get("error_max")),
+        (doc.number("error_mean", "mean error of output"), lambda c: c.values.get("error_mean")),
+        (doc.number("graph", "as CUDA graph", unit), lambda c: c.values.get("time_cuda_graph")),
+        (doc.number("clock", "SM clock", _MHZ), _clock),
+        (doc.number("power", "power", _WATT), lambda c: c.values.get("power")),
+        (doc.number("temperature", "temperature", _CELSIUS), lambda c: c.values.get("temperature")),
     ]
     axes = [*workload.varying_shape, *([workload.compare] if workload.compare else [])] or ["case"]
     labels = [doc.label(axis) for axis in axes]
     columns = [*labels, *(column for column, _ in quantities), doc.words("flags")]
     rows = [
-        (*_labels(case, workload), *(value(case) for _, value in quantities), ", ".join(case.unshared_marks))
+        (*_labels(case, workload), *(value(case) for _, value in quantities), ", ".join(case.unshared_flags))
         for case in timed
     ]
-    return doc.make_table("cases", columns, rows, title, doc.Placement.DETAILS)
+    return doc.make_table("cases", columns, rows, title, doc.OnPage.DETAILS)
 
 
 def _range(case: CaseResult, unit: Unit, *ends: str) -> str | None:
@@ -136,18 +135,18 @@ def _range(case: CaseResult, unit: Unit, *ends: str) -> str | None:
     return None if low is None or high is None else f"{unit.of(low)} to {unit.of(high)}"
 
 
-def _peak_share(share: float | None) -> doc.Cell | None:
+def _peak_share(share: float | None) -> doc.TableCell | None:
     """Return a share of a peak; above the peak the number is wrong, so it is flagged."""
     return share_cell(share, Flag.ABOVE_PEAK if share and share > 1 else None)
 
 
-def _clock(case: CaseResult) -> doc.Cell | None:
+def _clock(case: CaseResult) -> doc.TableCell | None:
     """Return the median SM clock in Hz, and its range where it moved by more than 5 % or explains a flag."""
     clock, low, high = (case.values.get(f"sm_clock{end}") for end in ("", "_min", "_max"))
     if clock is None:
         return None
-    moved = low and high and high > low and (Flag.THROTTLED in case.marks or high - low > 0.05 * high)
-    return doc.Cell(clock, note=f"({low / 1e6:.0f} to {high / 1e6:.0f})" if moved and low and high else "")
+    moved = low and high and high > low and (Flag.THROTTLED in case.flags or high - low > 0.05 * high)
+    return doc.TableCell(clock, note=f"({low / 1e6:.0f} to {high / 1e6:.0f})" if moved and low and high else "")
 
 
 def _labels(case: CaseResult, workload: WorkloadFindings) -> list[doc.Text]:
@@ -187,7 +186,7 @@ def accuracy(workload: WorkloadFindings) -> doc.Section:
 
     The short page has them where a case misses the tolerance, or where errors differ between cases.
     """
-    judged = [case.accuracy.mark for case in workload.cases if case.accuracy is not None]
+    judged = [case.accuracy.flag for case in workload.cases if case.accuracy is not None]
     # Where nothing was compared, the flags of the times say so.
     is_unchecked = set(judged) == {Flag.UNCHECKED}
     if is_unchecked or not (workload.tolerance or any("error_rel_l1" in case.values for case in workload.cases)):
@@ -198,12 +197,14 @@ def accuracy(workload: WorkloadFindings) -> doc.Section:
     ]
     varies = max(case_errors, default=0.0) > _VARIES * min(case_errors, default=0.0)
     is_notable = varies or any(case.is_disqualified for case in workload.cases)
-    placement = doc.Placement.SUMMARY if is_notable else doc.Placement.DETAILS
-    if worst := worst_tensors(workload, [*largest, *others]):
-        first, second = worst, errors(workload, [*largest, *others], "Every tensor")
+    placement = doc.OnPage.SUMMARY if is_notable else doc.OnPage.DETAILS
+    if worst := worst_tensors(workload, [*largest, *others], placement):
+        tables = [worst, errors(workload, [*largest, *others], "Every tensor", doc.OnPage.DETAILS)]
     else:
-        first, second = errors(workload, largest), errors(workload, others, "The other cases")
-    tables = [replace(first, placement=placement), replace(second, placement=doc.Placement.DETAILS)]
+        tables = [
+            errors(workload, largest, "", placement),
+            errors(workload, others, "The other cases", doc.OnPage.DETAILS),
+        ]
     notes = [note for note in (_verdicts(workload), _reference_note(workload)) if note]
     summary = doc.join(["Differences from the workload's reference.", *notes], " ", " ")
     return doc.make_section("accuracy", "Accuracy", tables, summary, workload.name, folds_long_tables=True)
@@ -213,7 +214,7 @@ def _verdicts(workload: WorkloadFindings) -> doc.Text:
     """Return the limits, how many cases are within them, and which are not."""
     judged = [case for case in workload.cases if case.accuracy is not None]
     missed = [case for case in judged if case.is_disqualified]
-    unchecked = [case for case in missed if case.accuracy and case.accuracy.mark == Flag.UNCHECKED]
+    unchecked = [case for case in missed if case.accuracy and case.accuracy.flag == Flag.UNCHECKED]
     outside = [case for case in missed if case not in unchecked]
     if not workload.tolerance:
         wrong = [case for case in judged if case.accuracy and case.accuracy.why]
@@ -259,12 +260,17 @@ def _dtype(case: CaseResult) -> str:
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-def errors(workload: WorkloadFindings, among: Sequence[CaseResult], title: str = "") -> doc.Table:
+def errors(
+    workload: WorkloadFindings, among: Sequence[CaseResult], title: str, placement: doc.OnPage
+) -> doc.TableBlock:
     """Return a row a case and tensor: whether it is within the tolerance, else what it misses."""
-    return _table(workload, "of", [row for case in among if case.time for row in _rows(case, workload)], title)
+    rows = [row for case in among if case.time for row in _rows(case, workload)]
+    return _table(workload, "of", rows, title, placement)
 
 
-def worst_tensors(workload: WorkloadFindings, among: Sequence[CaseResult]) -> doc.Table | None:
+def worst_tensors(
+    workload: WorkloadFindings, among: Sequence[CaseResult], placement: doc.OnPage
+) -> doc.TableBlock | None:
     """Return a row a case, its tensor that is nearest to a limit, where many rows are all within the tolerance.
 
     None where there are few, or where a case is outside, or has one tensor only.
@@ -274,7 +280,7 @@ def worst_tensors(workload: WorkloadFindings, among: Sequence[CaseResult]) -> do
     if sum(len(rows) for _, rows in by_case) <= max(_MANY, len(by_case)) or not is_within:
         return None
     worst = [max(rows, key=lambda row: _used(row[2], workload.tolerance)) for _, rows in by_case if rows]
-    return _table(workload, "worst", worst, "The worst tensor of each case")
+    return _table(workload, "worst", worst, "The worst tensor of each case", placement)
 
 
 def _used(measures: Mapping[str, float], limits: Mapping[str, float]) -> float:
@@ -288,7 +294,7 @@ def _used(measures: Mapping[str, float], limits: Mapping[str, float]) -> float:
 
 
 def _rows(case: CaseResult, workload: WorkloadFindings) -> Iterator[_Row]:
-    """Yield one row for each tensor that was compared, or one that says that none was."""
+    """Yield one row per tensor that was compared, or one that says that none was."""
     measures = {measure: value for measure, value in case.values.items() if measure in MEASURES}
     compared = {parts(measure)[1] for measure in measures}
     for tensor in TENSORS:
@@ -298,12 +304,14 @@ def _rows(case: CaseResult, workload: WorkloadFindings) -> Iterator[_Row]:
         yield case, "", {}
 
 
-def _table(workload: WorkloadFindings, of: str, rows: Sequence[_Row], title: str) -> doc.Table:
+def _table(
+    workload: WorkloadFindings, of: str, rows: Sequence[_Row], title: str, placement: doc.OnPage
+) -> doc.TableBlock:
     labels = [*workload.varying_shape, *([workload.compare] if workload.compare else [])] or ["case"]
     columns = [
         *(doc.label(label) for label in labels),
         doc.label("tensor", of),
-        *(doc.Column(name, name_of) for name, name_of in _TITLES.items()),
+        *(doc.number(name, name_of) for name, name_of in _TITLES.items()),
         doc.percent("checked", "compared"),
         doc.words("verdict", "within tolerance"),
     ]
@@ -318,7 +326,7 @@ def _table(workload: WorkloadFindings, of: str, rows: Sequence[_Row], title: str
         checked = case.values["checked"] / 100 if tensor and "checked" in case.values else None
         verdict = _verdict(case, tensor)
         cells.append([*names, _NAMES.get(tensor, "–"), *(by_name.get(name) for name in _TITLES), checked, verdict])
-    return doc.make_table("errors", columns, cells, title)
+    return doc.make_table("errors", columns, cells, title, placement)
 
 
 def _verdict(case: CaseResult, tensor: str) -> doc.Text | None:
@@ -330,7 +338,7 @@ def _verdict(case: CaseResult, tensor: str) -> doc.Text | None:
     if misses:
         limits = ", ".join(f"{_TITLES[parts(m)[0]]} {bound(m, limit)}" for m, limit in misses)
         return (doc.Strong("no"), f": {limits}")
-    return doc.Strong(str(Flag.UNCHECKED)) if case.accuracy.mark == Flag.UNCHECKED else "yes"
+    return doc.Strong(str(Flag.UNCHECKED)) if case.accuracy.flag == Flag.UNCHECKED else "yes"
 
 
 # --- targets ----------------------------------------------------------------------------------------------------------
@@ -356,11 +364,11 @@ def targets(workload: WorkloadFindings, part: WorkloadFindings) -> doc.Section:
     title = in_words(largest[0].shape) if largest and others else ""
     counts = doc.Bullets(tuple(_counts(workload, name) for name in workload.targets))
     # The cases of the short page have one shape, which the title names: they differ in the compared value alone.
-    first, second = (
-        grades_by_case(workload, largest, title, workload.compare),
-        grades_by_case(workload, others, "other cases"),
+    tables = (
+        make_grade_table("targets", workload, largest, title, workload.compare),
+        make_grade_table("other_targets", workload, others, "other cases", placement=doc.OnPage.DETAILS),
     )
-    blocks = (counts, first, replace(second, id="other_targets", placement=doc.Placement.DETAILS))
+    blocks = (counts, *tables)
     return doc.make_section("targets", "Targets", blocks, workload=workload.name)
 
 
@@ -370,7 +378,7 @@ def _counts(workload: WorkloadFindings, name: str) -> doc.Text:
     limits = f"good from {target.good:g}{unit}"
     limits += "" if target.poor is None else f", poor below {target.poor:g}{unit}"
     timed = [case for case in workload.cases if case.time]
-    grades = [case.grades[name] for case in timed if name in case.grades]
+    grades = [case.grades[name][1] for case in timed if name in case.grades]
     if not grades:
         return fill(f"{{}}: {limits}. No case has a value: it {needs}.", doc.Strong(title))
     counts = ", ".join(f"{grades.count(grade)} {grade.value}" for grade in Grade if grade in grades)
@@ -379,20 +387,25 @@ def _counts(workload: WorkloadFindings, name: str) -> doc.Text:
     return fill(f"{{}} ({limits}): of {plural(len(grades), 'case')} {counts}{without}.", doc.Strong(title))
 
 
-def grades_by_case(
-    workload: WorkloadFindings, cases: Sequence[CaseResult], title: str, compare: str | None = None
-) -> doc.Table:
-    """Return a row for each case, named by ``compare`` alone or in full: what it reaches of each target, its grade."""
+def make_grade_table(
+    id: str,
+    workload: WorkloadFindings,
+    cases: Sequence[CaseResult],
+    title: str,
+    compare: str | None = None,
+    placement: doc.OnPage = doc.OnPage.SUMMARY,
+) -> doc.TableBlock:
+    """Return a row per case, named by ``compare`` alone or in full: what it reaches of each target, its grade."""
 
-    def reached(case: CaseResult, name: str) -> doc.Cell | None:
+    def reached(case: CaseResult, name: str) -> doc.TableCell | None:
         if name not in case.grades:
             return None
-        grade, unit = case.grades[name], RATIO if name == "speedup" else None
-        return doc.Cell(case.reached[name], is_strong=grade is Grade.GOOD, unit=unit, note=grade.value)
+        (reached, grade), unit = case.grades[name], RATIO if name == "speedup" else None
+        return doc.TableCell(reached, is_strong=grade is Grade.GOOD, unit=unit, note=grade.value)
 
     columns: doc.Columns[CaseResult] = [
         (doc.label("case", compare or "case"), variant_text if compare else case_text),
-        *((doc.Column(name, _QUANTITIES[name][0] + _QUANTITIES[name][1].replace("x", "")),
+        *((doc.number(name, _QUANTITIES[name][0] + _QUANTITIES[name][1].replace("x", "")),
            functools.partial(reached, name=name)) for name in workload.targets),
     ]  # fmt: skip
-    return doc.table_of("targets", [case for case in cases if case.reached], columns, title)
+    return doc.table_of(id, [case for case in cases if case.grades], columns, title, placement)

@@ -14,7 +14,7 @@ from profpipe.analysis.findings import Findings, Unattributed
 from profpipe.analysis.grouping import grouped
 from profpipe.job import Status, as_text, count_cases
 from profpipe.report import document as doc
-from profpipe.report.labels import duration, is_on_cpu, names, of_workload
+from profpipe.report.labels import add_workload, duration, is_on_cpu, names
 from profpipe.report.text import write_text
 from profpipe.report.units import number, percent, size_unit, time_unit
 from profpipe.results import folders
@@ -30,12 +30,12 @@ def environment(run: Manifest) -> doc.Section:
     facts = tuple(f"{name}: {value}" for name, value in _facts(run))
     columns = (doc.label("profiler"), doc.label("version"), doc.words("note"))
     rows = [_tool(name, tool) for name, tool in run.tools.items()]
-    tools = doc.make_table("tools", columns, rows, placement=doc.Placement.DETAILS)
-    bullets = doc.Bullets(facts, doc.Placement.DETAILS)
+    tools = doc.make_table("tools", columns, rows, placement=doc.OnPage.DETAILS)
+    bullets = doc.Bullets(facts, doc.OnPage.DETAILS)
     return doc.make_section("environment", "Environment", [bullets, _nodes(run), tools])
 
 
-def _nodes(run: Manifest) -> doc.Table:
+def _nodes(run: Manifest) -> doc.TableBlock:
     """Return the nodes of a cluster: like nodes are one row."""
 
     def facts(node: NodeEntry) -> tuple[str, ...]:
@@ -47,7 +47,7 @@ def _nodes(run: Manifest) -> doc.Table:
     columns = [doc.label("nodes"), *map(doc.words, ("GPUs", "highest SM clock", "CPU", "torch"))]
     alike = grouped((facts(node), name) for name, node in run.nodes.items())
     rows: list[tuple[doc.Text, ...]] = [(doc.join(names, most=_MOST_NODES), *cells) for cells, names in alike.items()]
-    return doc.make_table("nodes", columns, rows, placement=doc.Placement.DETAILS)
+    return doc.make_table("nodes", columns, rows, placement=doc.OnPage.DETAILS)
 
 
 def _facts(run: Manifest) -> Iterator[tuple[str, str]]:
@@ -171,27 +171,27 @@ def files(findings: Findings, run: Manifest) -> doc.Section:
         if unattributed.has_setup or unattributed.unexplained < LEAST_UNEXPLAINED
     )
     remarks = (*_private_files(run), *_reused(run), *apart, *notes(findings, run, are_warnings=False))
-    return doc.make_section("files", "Files", [_file_table(run), doc.Bullets(remarks, doc.Placement.DETAILS)])
+    return doc.make_section("files", "Files", [_file_table(run), doc.Bullets(remarks, doc.OnPage.DETAILS)])
 
 
-def _file_table(run: Manifest) -> doc.Table:
+def _file_table(run: Manifest) -> doc.TableBlock:
     sizes = {file.path: file.bytes for job in run.jobs for file in job.files}
 
-    def size(group: Sequence[FileEntry]) -> doc.Cell:
+    def size(group: Sequence[FileEntry]) -> doc.TableCell:
         total = sum(sizes.get(file.source, 0) for file in group)
-        return doc.Cell(text=doc.Number(total, size_unit([total]))) if total else doc.Cell()
+        return doc.TableCell(text=doc.Amount(total, size_unit([total]))) if total else doc.TableCell()
 
     def launches(group: Sequence[FileEntry]) -> int | None:
         """Return None where the files hold something else instead of kernels."""
         total = sum(file.launches for file in group)
         return total if total or not any(file.without_kernels for file in group if not file.launches) else None
 
-    def time(group: Sequence[FileEntry], name: str) -> doc.Cell | None:
+    def time(group: Sequence[FileEntry], name: str) -> doc.TableCell | None:
         times_ns = [ns for file in group if (ns := getattr(file, name)) is not None]
         if launches(group) is None or not times_ns:
             return None
         total = float(sum(times_ns))
-        return doc.Cell(text=doc.Number(total, time_unit([total]))) if total else doc.Cell(0.0)
+        return doc.TableCell(text=doc.Amount(total, time_unit([total]))) if total else doc.TableCell(0.0)
 
     def place(group: Sequence[FileEntry]) -> doc.Text:
         folder_text = doc.concat(doc.Code(f"{_folder(group[0])}/"), f", {len(group)} files")
@@ -201,18 +201,18 @@ def _file_table(run: Manifest) -> doc.Table:
         (doc.label("file"), place),
         (doc.label("format"), lambda group: group[0].format),
         (doc.label("tool"), lambda group: f"{group[0].tool} {group[0].tool_version}".strip()),
-        (doc.Column("size", "size"), size),
+        (doc.number("size", "size"), size),
         (doc.count("launches"), launches),
-        (doc.Column("total", "kernel time"), lambda group: time(group, "total_ns")),
-        (doc.Column("attributed", "in cases"), lambda group: time(group, "attributed_ns")),
-        (doc.Column("unattributed", "outside every case"), lambda group: time(group, "unattributed_ns")),
+        (doc.number("total", "kernel time"), lambda group: time(group, "total_ns")),
+        (doc.number("attributed", "in cases"), lambda group: time(group, "attributed_ns")),
+        (doc.number("unattributed", "outside every case"), lambda group: time(group, "unattributed_ns")),
         (doc.words("attribution", "placed in ranges"),
          lambda group: _attribution(group, "CPU operators " if launches(group) is None else "")),
     ]  # fmt: skip
     with_kernels = [file for file in run.files if file.total_ns is not None or file.launches]
     # The files of one folder, format and tool have one row.
     alike = grouped(((_folder(file), file.format, file.tool, file.tool_version), file) for file in with_kernels)
-    table = doc.table_of("files", alike.values(), columns, placement=doc.Placement.DETAILS)
+    table = doc.table_of("files", alike.values(), columns, placement=doc.OnPage.DETAILS)
     # Files from elsewhere may know no cases: then no kernel is outside of one.
     has_cases = run.jobs or any(file.attributed_ns for file in run.files)
     return table if has_cases else table.without("attributed", "unattributed")
@@ -262,7 +262,7 @@ def launch_counts(findings: Findings) -> doc.Section:
         (doc.count("same_total", "same total"), lambda counts: counts.cases - len(counts.differing)),
         (doc.count("same_by_kernel", "same by kernel"), lambda counts: counts.same_by_kernel),
     ]
-    table = doc.table_of("launch_counts", findings.launch_counts, columns, placement=doc.Placement.DETAILS)
+    table = doc.table_of("launch_counts", findings.launch_counts, columns, placement=doc.OnPage.DETAILS)
     table = table if len(findings.workloads) > 1 else table.without("workload")
     return doc.make_section("launch_counts", "Launches that two profilers recorded", [table])
 
@@ -305,7 +305,7 @@ def outside(unattributed: Unattributed, findings: Findings) -> doc.Text:
     )
     return doc.concat(
         duration(unattributed.ns), f" ({percent(unattributed.share)} %) of the kernel time",
-        of_workload(unattributed.workload, findings), " under ", doc.Code(unattributed.profiler),
+        add_workload(unattributed.workload, findings), " under ", doc.Code(unattributed.profiler),
         f" lie outside every case{flush}",
     )  # fmt: skip
 

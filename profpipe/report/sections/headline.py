@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.costs import find_costs
@@ -25,9 +25,9 @@ from profpipe.report.labels import (
     literal,
     margin,
     names,
-    of_what,
     plural,
     ratio,
+    write_what,
 )
 from profpipe.report.sections import recording, roofline, step_times, steps, times
 from profpipe.report.sections.times import MOST_NAMES, doubt_of, tied_names
@@ -79,9 +79,9 @@ def answer(workload: WorkloadFindings) -> doc.Text:
     """Return one or two sentences. Of parts of the work and the whole, such as a step, they are of the whole."""
     judged = [shape for shape in workload.wholes if shape.win]
     if workload.largest is None or not judged:
-        if workload.cases and all(case.outcome == Status.SKIPPED for case in workload.cases):
+        if workload.cases and all(case.status == Status.SKIPPED for case in workload.cases):
             return "Nothing was measured: every case was skipped."
-        if only_copies := recording.without_kernels(workload):
+        if only_copies := recording.name_copies(workload):
             return only_copies
         launches = [fill(f"{n} launches under {{}}", doc.Code(name)) for name, n in workload.launches.items() if n]
         return fill("No case has a time{}.", fill("; {}, of unknown duration", doc.join(launches)) if launches else "")
@@ -89,7 +89,7 @@ def answer(workload: WorkloadFindings) -> doc.Text:
         return fill("{} {}", kernels, _plain_times(workload))
     if not _has_comparison(workload):
         return _plain_times(workload)
-    is_wall = workload.basis is not None and workload.basis.quantity == "wall"
+    is_wall = workload.timed_quantity == "wall"
     if is_wall and all(case.time.n == 1 for case in workload.cases if case.time):
         advice = "{} One process of each case names no winner; {} starts five of each."
         return fill(advice, _plain_times(workload), doc.Code("repeats: 5"))
@@ -109,7 +109,7 @@ def _remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
     if workload.largest is None or not judged or not _has_comparison(workload):
         return
     in_loop = list(_compare_plain_loop(judged))
-    if not in_loop or workload.largest.fastest is None or Flag.HOST_BOUND not in workload.largest.fastest.marks:
+    if not in_loop or workload.largest.fastest is None or Flag.HOST_BOUND not in workload.largest.fastest.flags:
         yield from roofline.summary(workload)
     yield from _lowest_memory(workload.largest)
     yield from _larger_errors(judged)
@@ -130,7 +130,7 @@ def _describe_steps(workload: WorkloadFindings) -> Iterator[doc.Text]:
     if len(workload.cases) == 1:
         rate, peak = times.items_per_s(workload, win.best), times.peak_memory(workload, win.best)
         facts: list[doc.Text] = [f"{number(rate)} {workload.steps.item_name} per second"] if rate else []
-        facts += [step_times.of_requests(workload)] if step_times.of_requests(workload) else []
+        facts += [step_times.describe_requests(workload)] if step_times.describe_requests(workload) else []
         facts += [fill("{} J a {}", number(joules), of) for joules, of in step_times.energies(workload)]
         facts += [fill("MFU {} %", percent(cost.mfu)) for cost in find_costs(workload) if cost.mfu]
         facts += [f"peak memory {size_unit([peak]).with_name(peak)}"] if peak else []
@@ -139,7 +139,9 @@ def _describe_steps(workload: WorkloadFindings) -> Iterator[doc.Text]:
     yield from steps.remarks(workload, win.best)
     case_steps = workload.steps.of(win.best.id)
     if case_steps and len(workload.cases) > 1:
-        yield from steps.whole_program(case_steps, workload.basis.profiler if workload.basis else case_steps.profiler)
+        yield from steps.whole_program(
+            case_steps, workload.time_source.profiler if workload.time_source else case_steps.profiler
+        )
         why, share = steps.waiting(case_steps)
         if why:
             yield _capitalise(
@@ -169,54 +171,54 @@ def _has_comparison(workload: WorkloadFindings) -> bool:
 def _plain_times(workload: WorkloadFindings) -> doc.Text:
     """Return the times of a workload that compares nothing."""
     cases = [case for shape in workload.shapes for case in shape.timed]
-    first, unit, per = cases[0], _unit(workload, [case.ns for case in cases]), of_what(workload.basis)
-    is_one, is_timed = len(cases) == 1, workload.basis is None or workload.basis.is_timed
+    first, unit, per = cases[0], _unit(workload, [case.ns for case in cases]), write_what(workload.time_source)
+    is_one, is_timed = len(cases) == 1, workload.time_source is None or workload.time_source.is_timed
     if is_one and not is_timed and first.breakdown and first.breakdown.iterations is None:
         return recording.answer(workload, first) or recording.sum_of_kernels(workload, first, first.breakdown)
-    if is_one and workload.basis is not None and workload.basis.quantity == "step":
+    if is_one and workload.timed_quantity == "step":
         return _one_program(workload, first)
     if is_one and not first.shape and first.time:
         interval = "" if first.time.margin is None else fill(", 95 % interval {}", margin(first.time.margin))
         return fill("{} {}{}.", duration(first.ns), per, interval)
-    times = [(case_text(case), duration(case.ns, unit)) for case in cases]
     if len(cases) <= 4:
-        return fill("{} {}.", doc.join([fill("{}: {}", *pair) for pair in times], separator="; ", last="; "), per)
-    (low_name, low), (high_name, high) = (pick(times, key=lambda pair: pair[1].value or 0.0) for pick in (min, max))
-    low, high = (replace(end, unit=time_unit([end.value])) for end in (low, high))
-    return fill(f"{len(cases)} cases, from {{}} ({{}}) to {{}} ({{}}) {per}.", low, low_name, high, high_name)
+        times = [fill("{}: {}", case_text(case), duration(case.ns, unit)) for case in cases]
+        return fill("{} {}.", doc.join(times, separator="; ", last="; "), per)
+    ends = (pick(cases, key=lambda case: case.ns or 0.0) for pick in (min, max))
+    named = (part for case in ends for part in (duration(case.ns), case_text(case)))
+    return fill(f"{len(cases)} cases, from {{}} ({{}}) to {{}} ({{}}) {per}.", *named)
 
 
 def _unit(workload: WorkloadFindings, times_ns: Sequence[float | None]) -> Unit:
-    is_step = workload.basis is not None and workload.basis.quantity == "step"
+    is_step = workload.timed_quantity == "step"
     return step_unit(times_ns) if is_step else time_unit(times_ns)
 
 
-def _duration(workload: WorkloadFindings, ns: float | None) -> doc.Number:
+def _duration(workload: WorkloadFindings, ns: float | None) -> doc.Amount:
     return duration(ns, _unit(workload, [ns]))
 
 
 def _one_program(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     """Return the time of a steady step of the only case, its interval, the number of steps, and who waits for whom."""
-    assert case.time is not None and workload.basis is not None
+    assert case.time is not None and workload.time_source is not None
     case_steps, n = workload.steps.of(case.id), case.time.n
-    unit, what = steps.name_step(case_steps, workload.basis.profiler) if case_steps else ("step", "A step")
+    unit, what = steps.name_step(case_steps, workload.time_source.profiler) if case_steps else ("step", "A step")
     parts: list[doc.Text] = ["mean"] if case_steps and case_steps.uneven else []
     parts += [] if case.time.margin is None else [fill("95 % interval {}", margin(case.time.margin))]
     of = f" of {case.time.processes} processes" if case.time.processes > 1 else ""
     if n:
         # So few steps have no interval.
-        all_steps = case_steps.all_steps(workload.basis.profiler) if case_steps and n < _FEWEST_STEPS else None
+        all_steps = case_steps.all_steps(workload.time_source.profiler) if case_steps and n < _FEWEST_STEPS else None
         parts.append(f"{n} of {plural(all_steps, unit)}{of}" if all_steps else f"{plural(n, f'steady {unit}')}{of}")
     parts += [steps.whose(case_steps)] if case_steps and len(case_steps.ranks) > 1 else []
-    parts += [] if workload.basis.profiler == "plain" else [f"under {workload.basis.profiler}"]
+    parts += [] if workload.time_source.profiler == "plain" else [f"under {workload.time_source.profiler}"]
     parts += ["found by launches that recur"] if case_steps and case_steps.rule is StepRule.PATTERN else []
     if case_steps and case_steps.uneven and (case.time.margin or 0.0) > _NO_MEAN:
-        walls = case_steps.steady_walls(workload.basis.profiler)
-        ends = [doc.Number(ns, step_unit([walls.median()])) for ns in (walls.median(), walls.max())]
+        walls = case_steps.steady_walls(workload.time_source.profiler)
+        ends = [doc.Amount(ns, step_unit([walls.median()])) for ns in (walls.median(), walls.max())]
         time = fill("Half of the steps take up to {}, the longest {} ({})", *ends, doc.join(parts[2:], last=", "))
     else:
         time = fill("{} takes {} ({})", what, _duration(workload, case.time.ns), doc.join(parts, last=", "))
-    more = [*steps.whole_program(case_steps, workload.basis.profiler)] if case_steps else []
+    more = [*steps.whole_program(case_steps, workload.time_source.profiler)] if case_steps else []
     why, share = steps.waiting(case_steps) if case_steps else ("", "")
     if case_steps and why:
         whole = steps.other_step(workload, case, case_steps) or "the step"
@@ -230,7 +232,7 @@ def _one_program(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
 def _one_shape(workload: WorkloadFindings, shape: Shape, win: Win) -> doc.Text:
     name = doc.Code(win.best.variant)
     place = f"At {literal(in_words(shape.axes))}{',' if len(shape.axes) > 1 else ''} " if shape.axes else ""
-    time = fill(f"{{}} {of_what(workload.basis)}", _duration(workload, win.best.ns))
+    time = fill(f"{{}} {write_what(workload.time_source)}", _duration(workload, win.best.ns))
     match win.verdict:
         case WinVerdict.UNOPPOSED:
             if len(shape.cases) == 1:
@@ -260,10 +262,10 @@ def _lead(win: Win, shape: Shape) -> doc.Text:
     ahead = fill("{} over the next, {}", ratio(win.lead), doc.Code(win.second.variant if win.second else ""))
     if best.is_baseline:
         return fill("the baseline, {}", ahead)
-    if best.baseline_mark == Flag.UNLIKE_NODES:
+    if best.baseline_flag == Flag.UNLIKE_NODES:
         return fill("{}; the baseline ran on an unlike node", ahead)
-    if best.speedup is None and best.baseline_mark:
-        return fill(f"{{}}; the baseline's own result is {best.baseline_mark}", ahead)
+    if best.speedup is None and best.baseline_flag:
+        return fill(f"{{}}; the baseline's own result is {best.baseline_flag}", ahead)
     if best.speedup is None:
         return fill("{}; the baseline has no time here", ahead) if shape.baseline else ahead
     over = fill("{} (baseline)", doc.Code(shape.baseline.variant)) if shape.baseline else "its baseline"
@@ -316,7 +318,7 @@ def _everywhere(workload: WorkloadFindings, shapes: Sequence[Shape]) -> doc.Text
     assert at.win is not None
     best = at.win.best
     who = fill("The baseline, {},", doc.Code(best.variant)) if best.is_baseline else doc.Code(best.variant)
-    per = of_what(workload.basis)
+    per = write_what(workload.time_source)
     sentence = f"{{}} is {_fastest(shapes)} in {name_shapes(len(shapes))}: {{}}; {{}} {per} at {{}} ({{}})."
     return fill(
         sentence, who, _leads(shapes), _duration(workload, best.ns), in_words(at.axes), ratio(_over(at, shapes))
@@ -391,7 +393,7 @@ def _inconclusive(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
 def _disqualified(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
     """Name the cases that took less time than the winner but have no accurate result, and the largest miss."""
     missed = [(shape, case) for shape in shapes if shape.win for case in shape.win.disqualified]
-    by_mark = grouped((case.accuracy.mark, (case.variant, (shape, case))) for shape, case in missed if case.accuracy)
+    by_mark = grouped((case.accuracy.flag, (case.variant, (shape, case))) for shape, case in missed if case.accuracy)
     for mark, named in by_mark.items():
         by_variant = grouped(named)
         pairs = [pair for variant_pairs in by_variant.values() for pair in variant_pairs]
@@ -550,10 +552,10 @@ def host_bound_win(shape: Shape) -> HostBoundWin | None:
         return None
     best = win.best
     loop_ns = _loop_ns(best)
-    if Flag.HOST_BOUND not in best.marks or loop_ns is None:
+    if Flag.HOST_BOUND not in best.flags or loop_ns is None:
         return None
     other = shape.baseline if best.speedup is not None and not best.is_baseline and shape.baseline else win.second
-    in_loop = [c for c in shape.timed if _loop_ns(c) and not c.is_disqualified and _UNUSABLE.isdisjoint(c.marks)]
+    in_loop = [c for c in shape.timed if _loop_ns(c) and not c.is_disqualified and _UNUSABLE.isdisjoint(c.flags)]
     fastest = min(in_loop, key=lambda case: _loop_ns(case) or 0.0, default=best)
     if not other or not other.time or not best.time:
         return None

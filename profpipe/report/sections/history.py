@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from profpipe.analysis.history import Course, PipelineHistory
+from profpipe.analysis.history import PipelineHistory, Trend
 from profpipe.report import document as doc
 from profpipe.report.labels import plural
 from profpipe.report.markdown import Markdown
 from profpipe.report.text import align
 from profpipe.report.units import time_unit
-from profpipe.results.noise import Source
+from profpipe.results.noise import SpreadSource
 
-#: Courses that are not folded, if their last run is within the band.
+#: Trends that are not folded, if their last run is within the band.
 _OPEN = 4
 
 #: Characters of a commit.
@@ -30,15 +30,17 @@ def document(histories: Sequence[PipelineHistory], folder: str, page_of: Callabl
         facts.append(f"the last one {max(row['started'] for row in runs)[:16].replace('T', ' ')} UTC")
     sections = []
     for history in histories:
-        # Courses that have just left their band come first.
-        ordered = sorted(history.courses, key=lambda course: not course.points[-1]["is_outside"])
-        blocks = _courses(ordered, f"{_NOTE} A hollow point lies outside the band.", tuple(_charts(ordered, history)))
+        # Trends that have just left their band come first.
+        ordered = sorted(history.trends, key=lambda trend: not trend.points[-1]["is_outside"])
+        blocks = _trend_blocks(
+            ordered, f"{_NOTE} A hollow point lies outside the band.", tuple(_charts(ordered, history))
+        )
         sections.append(doc.make_section("courses", "Courses", blocks, workload=history.name))
         sections.append(doc.make_section("runs", "Runs", [_run_table(history, page_of)], workload=history.name))
     return doc.Document(" · ".join(facts), tuple(filter(None, sections)))
 
 
-def _run_table(pipeline: PipelineHistory, page_of: Callable[[str], str]) -> doc.Table:
+def _run_table(pipeline: PipelineHistory, page_of: Callable[[str], str]) -> doc.TableBlock:
     def run(name: str) -> doc.Text:
         return doc.Link(doc.Code(name), page) if (page := page_of(name)) else doc.Code(name)
 
@@ -53,55 +55,55 @@ def _run_table(pipeline: PipelineHistory, page_of: Callable[[str], str]) -> doc.
     return doc.table_of("runs", pipeline.runs, columns)
 
 
-def _courses(courses: Sequence[Course], note: str, charts: Sequence[doc.Block] = ()) -> list[doc.Block]:
-    if not courses:
+def _trend_blocks(trends: Sequence[Trend], note: str, charts: Sequence[doc.Block] = ()) -> list[doc.Block]:
+    if not trends:
         return [doc.Paragraph("No run has times.")]
-    table = course_table(courses)
+    table = trend_table(trends)
     return [table.without("course") if charts else table, doc.Paragraph(note), *charts]
 
 
-def _charts(ordered: Sequence[Course], pipeline: PipelineHistory) -> Iterator[doc.Block]:
-    charts = [chart(course, pipeline, number) for number, course in enumerate(ordered)]
-    shown = max(sum(course.points[-1]["is_outside"] for course in ordered), _OPEN)
+def _charts(ordered: Sequence[Trend], pipeline: PipelineHistory) -> Iterator[doc.Block]:
+    charts = [chart(trend, pipeline, number) for number, trend in enumerate(ordered)]
+    shown = max(sum(trend.points[-1]["is_outside"] for trend in ordered), _OPEN)
     yield from charts[:shown]
     if charts[shown:]:
         yield doc.Details(f"{plural(len(charts) - shown, 'course')} within the band", tuple(charts[shown:]))
 
 
-def chart(course: Course, pipeline: PipelineHistory, number: int) -> doc.Chart:
-    """Return the course over the runs: the oldest first, with the band of its noise."""
+def chart(trend: Trend, pipeline: PipelineHistory, number: int) -> doc.Chart:
+    """Return the trend over the runs: the oldest first, with the band of its noise."""
     starts = {row["run"]: row["started"] for row in pipeline.runs}
-    band = 1 + (course.band or 0.0)
+    band = 1 + (trend.band or 0.0)
     marks = tuple(
         doc.Mark(
             i,
             point["time_ns"],
-            low=course.level_ns / band if course.band else None,
-            high=course.level_ns * band if course.band else None,
+            low=trend.level_ns / band if trend.band else None,
+            high=trend.level_ns * band if trend.band else None,
             flags=("outside the band",) if point["is_outside"] else (),
         )
-        for i, point in enumerate(course.points)
+        for i, point in enumerate(trend.points)
     )
-    labels = tuple(f"{starts.get(point['run'], '')[:10]} {point['run']}".strip() for point in course.points)
-    name = course_name(course, pipeline.courses)
+    labels = tuple(f"{starts.get(point['run'], '')[:10]} {point['run']}".strip() for point in trend.points)
+    name = trend_name(trend, pipeline.trends)
     return doc.Chart(
         f"course {number}",
         name,
-        doc.ChartKind.COURSE,
+        doc.ChartKind.TREND,
         doc.Axis("run", labels=labels),
-        doc.Axis("time", time_unit(point["time_ns"] for point in course.points), quantity="ns"),
+        doc.Axis("time", time_unit(point["time_ns"] for point in trend.points), quantity="ns"),
         {"": (doc.Series(name, name, marks),)},
-        subtitle=state(course),
-        placement=doc.Placement.HTML,
+        subtitle=state(trend),
+        placement=doc.OnPage.HTML,
     )
 
 
-#: Fewer runs are no course.
+#: Fewer runs are no trend.
 _FEWEST_RUNS: Final = 3
-_SOURCES: Final[Mapping[Source, str]] = {
-    Source.PAIRS: "A-A pairs",
-    Source.CAPTURES: "processes",
-    Source.RUNS: "runs of the same code",
+_SOURCES: Final[Mapping[SpreadSource, str]] = {
+    SpreadSource.PAIRS: "A-A pairs",
+    SpreadSource.CAPTURES: "processes",
+    SpreadSource.RUNS: "runs of the same code",
 }
 #: From low to high.
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
@@ -109,19 +111,19 @@ _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _ASCII: Final = "_.-=+*#@"
 
 
-def lines(courses: Sequence[Course], *, is_ascii: bool) -> Iterator[str]:
-    """Yield a line for each course: its chart, its level, its noise and its last run."""
-    shown = [course for course in courses if len(course.points) >= _FEWEST_RUNS]
+def lines(trends: Sequence[Trend], *, is_ascii: bool) -> Iterator[str]:
+    """Yield a line for each trend: its chart, its level, its noise and its last run."""
+    shown = [trend for trend in trends if len(trend.points) >= _FEWEST_RUNS]
     if not shown:
         return
     yield "course of each case, the oldest run first; 99 % of the runs of the same code lie within the band around the"
     yield "level, the median of the runs"
-    charts = [_chart(course, is_ascii=is_ascii) for course in shown]
+    charts = [_chart(trend, is_ascii=is_ascii) for trend in shown]
     sign = "+-" if is_ascii else "±"
-    bands = ["" if course.band is None else f"{sign}{100 * course.band:.1f} %" for course in shown]
-    times = [time_unit([course.level_ns]).with_name(course.level_ns) for course in shown]
+    bands = ["" if trend.band is None else f"{sign}{100 * trend.band:.1f} %" for trend in shown]
+    times = [time_unit([trend.level_ns]).with_name(trend.level_ns) for trend in shown]
     levels = [f"{time} {band}" for time, band in zip(times, bands, strict=True)]
-    names = [course_name(course, shown) for course in shown]
+    names = [trend_name(trend, shown) for trend in shown]
     yield from align(list(zip(names, charts, levels, map(state, shown), strict=True)), [False] * 4)
 
 
@@ -139,31 +141,31 @@ def sparkline(values: Sequence[float], least_range: float = 0.0, *, ascii: bool)
     return "".join(marks[round((value - low) / (high - low) * top) if high > low else top // 2] for value in values)
 
 
-def _chart(course: Course, *, is_ascii: bool) -> str:
-    times = [point["time_ns"] for point in course.points]
+def _chart(trend: Trend, *, is_ascii: bool) -> str:
+    times = [point["time_ns"] for point in trend.points]
     # The whole band is half of the height: what stands out is outside of it.
-    least = 4 * (course.band or 0.0) * course.level_ns
+    least = 4 * (trend.band or 0.0) * trend.level_ns
     return sparkline(times, least, ascii=is_ascii)
 
 
-def course_name(course: Course, among: Sequence[Course]) -> str:
+def trend_name(trend: Trend, among: Sequence[Trend]) -> str:
     """Return the name of the case, with its device where it ran on several."""
-    devices = {other.device for other in among if other.name == course.name}
-    return f"{course.name} on {course.device or 'an unknown device'}" if len(devices) > 1 else course.name
+    devices = {other.device for other in among if other.name == trend.name}
+    return f"{trend.name} on {trend.device or 'an unknown device'}" if len(devices) > 1 else trend.name
 
 
-def state(course: Course) -> str:
+def state(trend: Trend) -> str:
     """Return how far the last run lies from the level, and whether that is more than noise."""
-    if course.band is None:
+    if trend.band is None:
         return "noise unknown"
-    share = course.points[-1]["time_ns"] / course.level_ns - 1
-    return f"{100 * share:+.1f} %, {'outside' if course.points[-1]['is_outside'] else 'within'} the band"
+    share = trend.points[-1]["time_ns"] / trend.level_ns - 1
+    return f"{100 * share:+.1f} %, {'outside' if trend.points[-1]['is_outside'] else 'within'} the band"
 
 
-def source(course: Course) -> str:
-    if course.band is None:
+def source(trend: Trend) -> str:
+    if trend.band is None:
         return ""
-    counts = [f"{count} {_SOURCES[source]}" for source, count in course.sources.items()]
+    counts = [f"{count} {_SOURCES[source]}" for source, count in trend.sources.items()]
     return ", ".join(counts) or "neighbouring runs"
 
 
@@ -171,24 +173,24 @@ def markdown(histories: Sequence[PipelineHistory]) -> str:
     """Return a page with a section for each pipeline."""
     note = f"Course: the oldest run first. {_NOTE}"
     sections = [
-        doc.make_section(f"history-{number}", f"History of {pipeline.name}", _courses(pipeline.courses, note))
+        doc.make_section(f"history-{number}", f"History of {pipeline.name}", _trend_blocks(pipeline.trends, note))
         for number, pipeline in enumerate(histories, start=1)
     ]
     return "\n\n".join(filter(None, (Markdown().section(section) for section in sections))) + "\n"
 
 
-def course_table(courses: Sequence[Course]) -> doc.Table:
-    """Return a table with a row for each course."""
+def trend_table(trends: Sequence[Trend]) -> doc.TableBlock:
+    """Return a table with a row for each trend."""
     columns = [
-        (doc.label("case"), lambda course: course_name(course, courses)),
-        (doc.words("course"), lambda course: doc.Code(_chart(course, is_ascii=False))),
-        (doc.count("runs"), lambda course: len(course.points)),
+        (doc.label("case"), lambda trend: trend_name(trend, trends)),
+        (doc.words("course"), lambda trend: doc.Code(_chart(trend, is_ascii=False))),
+        (doc.count("runs"), lambda trend: len(trend.points)),
         (
-            doc.Column("level", "level", time_unit(course.level_ns for course in courses)),
-            lambda course: course.level_ns,
+            doc.number("level", "level", time_unit(trend.level_ns for trend in trends)),
+            lambda trend: trend.level_ns,
         ),
-        (doc.plus_minus("band"), lambda course: course.band),
+        (doc.plus_minus("band"), lambda trend: trend.band),
         (doc.words("noise", "noise from"), source),
         (doc.words("last", "last run"), state),
     ]
-    return doc.table_of("courses", courses, columns)
+    return doc.table_of("courses", trends, columns)

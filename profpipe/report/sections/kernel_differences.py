@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from profpipe.analysis.changes import Change
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_differences import VAGUE_CLASSES, KernelComparison, KernelDifference, KernelSet
-from profpipe.analysis.pairs import CaseVerdict, PairFindings
+from profpipe.analysis.pairs import PairFindings
 from profpipe.job import readable
 from profpipe.report import document as doc
 from profpipe.report.labels import fill, plural, shorten
@@ -54,14 +55,14 @@ class _Part:
     kernels: tuple[KernelDifference, ...] = ()
 
 
-def is_explained(case: CaseVerdict) -> bool:
+def is_explained(case: Change) -> bool:
     """Return True for a case that is faster or slower, or launches other kernels on B, and has captures."""
     if case.kernels is None or case.judgement is None:
         return False
     return case.judgement.verdict in (Verdict.FASTER, Verdict.SLOWER) or case.kernels.has_other_kernels
 
 
-def explain(case: CaseVerdict) -> doc.Text:
+def explain(case: Change) -> doc.Text:
     """Return ``+41 us: +44 us add (1 more launch), -3 us attention``; empty for a case without an explanation."""
     if case.kernels is None or not is_explained(case):
         return ""
@@ -142,7 +143,7 @@ def capture_facts(settings: PairsEntry) -> Iterator[doc.Text]:
         )
 
 
-def variation(case: CaseVerdict) -> doc.Text:
+def variation(case: Change) -> doc.Text:
     """Return ``2 of 3 processes of A launched X, 1 launched Y``; empty where the processes of each side agree."""
     sides = case.kernels.variations if case.kernels else {}
     return doc.join([_variation(*side) for side in sides.items()], separator="; ", last="; ")
@@ -168,9 +169,9 @@ def _launches(name: str, calls: float, is_counted: bool) -> doc.Text:
 # --- sections --------------------------------------------------------------------------------------------------------
 
 
-def kernel_differences(findings: PairFindings) -> doc.Section:
+def kernel_differences(changes: Sequence[Change]) -> doc.Section:
     """Return the kernels of each case, those with the largest parts first. They add up to the difference."""
-    compared = [case for case in findings.cases if case.kernels]
+    compared = [case for case in changes if case.kernels]
     shown = [case for case in compared if len(compared) <= _MOST_TABLES or is_explained(case)]
     blocks: list[doc.Block] = [_case_table(case, f"kernels_{i}") for i, case in enumerate(shown, start=1)]
     if blocks:
@@ -185,11 +186,11 @@ def kernel_differences(findings: PairFindings) -> doc.Section:
             " estimate without a profiler, and the rows add up to it. Not in kernels: idle time, launch gaps and the"
             f" error of the profiler.{more}"
         )
-        blocks.insert(0, doc.Paragraph(note, doc.Placement.DETAILS))
+        blocks.insert(0, doc.Paragraph(note, doc.OnPage.DETAILS))
     return doc.make_section("kernel_differences", "Differences by kernel", blocks)
 
 
-def _case_table(case: CaseVerdict, id: str) -> doc.Table:
+def _case_table(case: Change, id: str) -> doc.TableBlock:
     comparison = case.kernels
     assert comparison is not None and case.judgement is not None
     columns, rows = kernel_rows(
@@ -198,16 +199,16 @@ def _case_table(case: CaseVerdict, id: str) -> doc.Table:
         lambda kernel: kernel.is_other,
     )
     rows.append(_sum_row(_REST, comparison.not_in_kernels_ns))
-    total = doc.Cell(comparison.difference_ns, is_strong=True)
-    rows.append([doc.Strong("the case"), "", "", doc.Cell(), doc.Cell(), case.a_ns, case.b_ns, total, ""])
+    total = doc.TableCell(comparison.difference_ns, is_strong=True)
+    rows.append([doc.Strong("the case"), "", "", doc.TableCell(), doc.TableCell(), case.a_ns, case.b_ns, total, ""])
     line = explain(case)
-    head = doc.concat(doc.Code(f"{case.workload}/{readable(case.case)}"), f": {case.judgement.verdict}")
-    return doc.Table(
+    head = doc.concat(doc.Code(case.name), f": {case.judgement.verdict}")
+    return doc.TableBlock(
         id,
         tuple(columns),
         tuple(tuple(map(doc.cell, row)) for row in rows),
         doc.concat(head, ", ", line) if line else head,
-        doc.Placement.DETAILS,
+        doc.OnPage.DETAILS,
         is_divisible=False,
     )
 
@@ -216,7 +217,7 @@ def kernel_rows(
     kernels: Sequence[KernelDifference],
     write_change: Callable[[KernelDifference], str],
     is_kept: Callable[[KernelDifference], bool],
-) -> tuple[list[doc.Column], list[list[doc.Content]]]:
+) -> tuple[list[doc.TableColumn], list[list[doc.Content]]]:
     """Return the columns, and the rows of the first kernels, of further ones that are kept, and of a sum."""
     first = kernels[:_MOST_CHANGED]
     shown = [kernel for i, kernel in enumerate(first) if i < _MOST_ROWS or is_kept(kernel)]
@@ -225,8 +226,8 @@ def kernel_rows(
     columns = [
         doc.label("kernel"), doc.words("class"), doc.words("change"),
         doc.count("a_calls", "launches A"), doc.count("b_calls", "launches B"),
-        doc.Column("a", "A", unit), doc.Column("b", "B", unit),
-        doc.Column("part", "B - A", unit.signed()), doc.words("range", "in single captures"),
+        doc.number("a", "A", unit), doc.number("b", "B", unit),
+        doc.number("part", "B - A", unit.signed()), doc.words("range", "in single captures"),
     ]  # fmt: skip
     rows: list[list[doc.Content]] = [_row(kernel, unit, write_change(kernel)) for kernel in shown]
     if others:
@@ -247,7 +248,7 @@ def _row(kernel: KernelDifference, unit: Unit, change: str) -> list[doc.Content]
 
 
 def _sum_row(name: str, ns: float) -> list[doc.Content]:
-    return [name, "", "", *(doc.Cell() for _ in range(4)), ns, ""]
+    return [name, "", "", *(doc.TableCell() for _ in range(4)), ns, ""]
 
 
 def failed_captures(findings: PairFindings) -> doc.Section:

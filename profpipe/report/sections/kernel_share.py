@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TypeAlias
 
 from profpipe.analysis.case_index import CPU_ROWS
@@ -18,9 +17,9 @@ from profpipe.report.labels import (
     duration,
     fill,
     iteration,
+    make_time_cell,
     means_note,
     per_iteration,
-    with_share,
 )
 from profpipe.report.units import COUNT, PERCENT, RATIO, Unit, time_unit
 
@@ -33,20 +32,19 @@ _STEP = "/step"
 _OF = {Iteration.CALL: "per call", Iteration.STEP: "of a steady step", Iteration.PROCESS: "of the whole recording"}
 
 #: Rows of a table: label and cells.
-_Row: TypeAlias = "tuple[doc.Text, list[doc.Cell]]"
+_Row: TypeAlias = "tuple[doc.Text, list[doc.TableCell]]"
 
 
 def kernel_share(workload: WorkloadFindings) -> doc.Section:
     """Return the table of the largest shape, and the others to choose from; without a comparison, by kernel class."""
     shapes = sorted(workload.shapes, key=lambda shape: shape is not workload.largest)
     if workload.compare:
-        tables = [by_category(shape, per_iteration(workload)) for shape in shapes]
+        tables = [make_share_table(shape, per_iteration(workload)) for shape in shapes]
     else:
         cases = [case for shape in workload.shapes for case in shape.cases if case.breakdown]
         starts = range(0, len(cases), _CASES_A_TABLE)
         make = _make_step_table if workload.iteration is Iteration.STEP else make_class_table
-        tables = [make(cases[i : i + _CASES_A_TABLE]) for i in starts]
-        tables = tables if len(tables) > 1 else [replace(table, title="") for table in tables]
+        tables = [make(cases[i : i + _CASES_A_TABLE], is_titled=len(starts) > 1) for i in starts]
     choice = doc.choose_table("share", "shape" if workload.compare else "cases", tables)
     notes = [means_note(workload), _context(workload)] if choice else []
     blocks = [*map(doc.Paragraph, notes), choice]
@@ -74,31 +72,33 @@ def _context(workload: WorkloadFindings) -> doc.Text:
     return fill(text, doc.Code("direct_copy_kernel"))
 
 
-def by_category(shape: Shape, per: str = "/call") -> doc.Table:
+def make_share_table(shape: Shape, per: str = "/call", title: doc.Text | None = None) -> doc.TableBlock:
     """Return implementations as columns, the baseline first, then the fastest; categories of kernels as rows.
 
-    ``per`` follows the unit of each time. The table has no rows where no kernel of the shape is known.
+    ``per`` follows the unit of a time. The default title is the shape. Without kernels the table has no rows.
     """
     pairs = [(case, case.breakdown) for case in shape.cases if case.breakdown]
     pairs.sort(key=lambda pair: (not pair[0].is_baseline, pair[1].total.ns))
-    breakdowns, title = [breakdown for _, breakdown in pairs], in_words(shape.axes)
+    breakdowns, axes = [breakdown for _, breakdown in pairs], in_words(shape.axes)
     if any(b.is_fused for b in breakdowns):
         unit = time_unit(part.ns for b in breakdowns for name, part in b.categories.items() if name != "rest")
     else:
         unit = time_unit(b.total.ns for b in breakdowns)
     rows = list(category_rows(breakdowns, unit, per)) if breakdowns else []
     if len(pairs) > 1 and any(case.kernel_speedup is not None for case, _ in pairs):
-        rows.append(("over baseline", [doc.Cell(case.kernel_speedup, unit=RATIO) for case, _ in pairs]))
+        rows.append(("over baseline", [doc.TableCell(case.kernel_speedup, unit=RATIO) for case, _ in pairs]))
     names = [doc.Code(case.variant or case.id) if case.variant or case.id else "whole capture" for case, _ in pairs]
     heads = [
         fill("{} (baseline)", name) if case.is_baseline else name for name, (case, _) in zip(names, pairs, strict=True)
     ]
-    return _table(f"share {title}".strip(), heads, rows, title)
+    return _table(f"share {axes}".strip(), heads, rows, axes if title is None else title)
 
 
-def _table(id: str, heads: Sequence[doc.Text], rows: Iterable[_Row], title: doc.Text) -> doc.Table:
-    columns = (doc.label("row", ""), *(doc.Column(str(i), head) for i, head in enumerate(heads)))
-    return doc.Table(id, columns, tuple((doc.cell(label), *cells) for label, cells in rows), title, is_divisible=False)
+def _table(id: str, heads: Sequence[doc.Text], rows: Iterable[_Row], title: doc.Text) -> doc.TableBlock:
+    columns = (doc.label("row", ""), *(doc.number(str(i), head) for i, head in enumerate(heads)))
+    return doc.TableBlock(
+        id, columns, tuple((doc.cell(label), *cells) for label, cells in rows), title, is_divisible=False
+    )
 
 
 def category_rows(breakdowns: Sequence[KernelBreakdown], unit: Unit, per: str = "/call") -> Iterator[_Row]:
@@ -107,7 +107,7 @@ def category_rows(breakdowns: Sequence[KernelBreakdown], unit: Unit, per: str = 
     copy = "copy" if breakdowns[0].kind == "cpu_op" else "direct_copy"
 
     def times(label: str, totals: Iterable[ClassTotal], is_optional: bool = False) -> Iterator[_Row]:
-        cells = [doc.Cell(total.ns or None, unit=unit) for total in totals]
+        cells = [doc.TableCell(total.ns or None, unit=unit) for total in totals]
         if not is_optional or not all(cell.is_empty for cell in cells):
             yield f"{label} {unit.name}{per}", cells
 
@@ -115,12 +115,12 @@ def category_rows(breakdowns: Sequence[KernelBreakdown], unit: Unit, per: str = 
         return times(label, (b.category(name) for b in breakdowns), is_optional)
 
     def calls(label: str, name: str) -> _Row:
-        return f"{label} {noun}", [doc.Cell(b.category(name).calls, unit=COUNT) for b in breakdowns]
+        return f"{label} {noun}", [doc.TableCell(b.category(name).calls, unit=COUNT) for b in breakdowns]
 
-    def share(b: KernelBreakdown) -> doc.Cell:
+    def share(b: KernelBreakdown) -> doc.TableCell:
         if b.is_fused:
-            return doc.Cell(b.category("attention").ns / b.total.ns, unit=PERCENT)
-        return doc.Cell(text="unfused" if b.category("softmax").ns else "–")
+            return doc.TableCell(b.category("attention").ns / b.total.ns, unit=PERCENT)
+        return doc.TableCell(text="unfused" if b.category("softmax").ns else "–")
 
     if any(b.is_fused for b in breakdowns):
         yield "attention %", list(map(share, breakdowns))
@@ -137,38 +137,41 @@ def category_rows(breakdowns: Sequence[KernelBreakdown], unit: Unit, per: str = 
         yield from times(class_name(name, breakdowns[0].kind), (b.other_class(name) for b in breakdowns))
     yield from times("everything else", (b.other_classes_without(names) for b in breakdowns), is_optional=True)
     yield from category("whole graphs", "graph", is_optional=True)
-    yield doc.Strong(f"Total {unit.name}{per}"), [doc.Cell(b.total.ns, unit=unit, is_strong=True) for b in breakdowns]
+    yield (
+        doc.Strong(f"Total {unit.name}{per}"),
+        [doc.TableCell(b.total.ns, unit=unit, is_strong=True) for b in breakdowns],
+    )
     if per == _STEP:
-        yield "launches", [doc.Cell(b.total.calls, unit=COUNT) for b in breakdowns]
+        yield "launches", [doc.TableCell(b.total.calls, unit=COUNT) for b in breakdowns]
 
 
-def _make_step_table(cases: Sequence[CaseResult]) -> doc.Table:
+def _make_step_table(cases: Sequence[CaseResult], is_titled: bool) -> doc.TableBlock:
     """Return cases as columns and categories of kernels as rows, of programs that are not compared."""
     breakdowns = [case.breakdown for case in cases if case.breakdown]
     heads = [case_text(case) if case.id else "a step" for case in cases]
     rows = category_rows(breakdowns, time_unit(b.total.ns for b in breakdowns), _STEP)
-    return _table(f"share {cases[0].id}".strip(), heads, rows, doc.join(heads, most=2))
+    return _table(f"share {cases[0].id}".strip(), heads, rows, doc.join(heads, most=2) if is_titled else "")
 
 
-def make_class_table(cases: Sequence[CaseResult]) -> doc.Table:
+def make_class_table(cases: Sequence[CaseResult], is_titled: bool = True) -> doc.TableBlock:
     """Return cases as columns and kernel classes as rows, the largest class first."""
     breakdowns = [case.breakdown for case in cases if case.breakdown]
     unit = time_unit(b.total.ns for b in breakdowns)
 
-    def cell(part: ClassTotal | None, total: ClassTotal) -> doc.Cell:
-        return with_share(part.ns, part.ns / total.ns, unit) if part else doc.Cell()
+    def cell(part: ClassTotal | None, total: ClassTotal) -> doc.TableCell:
+        return make_time_cell(part.ns, part.ns / total.ns, unit) if part else doc.TableCell()
 
     times = grouped((name, part.ns) for b in breakdowns for name, part in b.classes.items())
     rows: list[_Row] = [
         (name, [cell(b.classes.get(name), b.total) for b in breakdowns])
         for name in sorted(times, key=lambda name: -max(times[name]))
     ]
-    rows.append((doc.Strong("total"), [doc.Cell(b.total.ns, unit=unit, is_strong=True) for b in breakdowns]))
-    calls = [doc.Cell(b.total.calls, unit=COUNT) for b in breakdowns]
+    rows.append((doc.Strong("total"), [doc.TableCell(b.total.ns, unit=unit, is_strong=True) for b in breakdowns]))
+    calls = [doc.TableCell(b.total.calls, unit=COUNT) for b in breakdowns]
     rows.append(("launches" if breakdowns[0].kind == "kernel" else "calls", calls))
     labels = [case_text(case) for case in cases]
     heads: list[doc.Text] = [fill(f"{{}}: {unit.name}", label) for label in labels] if len(labels) > 1 else [unit.name]
-    return _table(f"classes {cases[0].id}", heads, rows, doc.join(labels, most=2))
+    return _table(f"classes {cases[0].id}", heads, rows, doc.join(labels, most=2) if is_titled else "")
 
 
 # --- kernels without a category, by class: together they are often the largest part of a call -------------------------
@@ -222,8 +225,11 @@ def switch_cost(workload: WorkloadFindings) -> doc.Section:
     return doc.make_section("switch_cost", TITLE, blocks, workload=workload.name)
 
 
-def table(shape: Shape, of: str = "call") -> doc.Table:
-    """Return a row for each implementation, the fastest first. ``of`` is what the times are of, such as a step."""
+def table(shape: Shape, of: str = "call", title: doc.Text | None = None) -> doc.TableBlock:
+    """Return a row per implementation, the fastest first. ``of`` is what the times are of, such as a step.
+
+    The default title is the shape.
+    """
     base, is_cpu = shape.baseline, any(case.is_on_cpu for case in shape.cases)
     noun = "operator" if is_cpu else "kernel"
     breakdowns = {case.variant: case.breakdown for case in shape.cases if case.breakdown}
@@ -232,19 +238,19 @@ def table(shape: Shape, of: str = "call") -> doc.Table:
     before = base.breakdown if base else None
     columns = [
         (doc.label("variant", fill("instead of {}", doc.Code(base.variant) if base else "its baseline")),
-         lambda c: doc.Cell(text=doc.Code(c.variant), flags=tuple(filter(None, [c.mark])))),
+         lambda c: doc.TableCell(text=doc.Code(c.variant), flags=tuple(filter(None, [c.flag])))),
         (doc.ratio("attention", f"attention {noun}"),
-         lambda c: doc.Cell(text="unfused") if c.variant in unfused else c.attention),
+         lambda c: doc.TableCell(text="unfused") if c.variant in unfused else c.attention),
         (doc.ratio("with_helpers", "with its helpers"),
-         lambda c: doc.Cell() if c.variant in unfused else c.with_helpers),
+         lambda c: doc.TableCell() if c.variant in unfused else c.with_helpers),
         (doc.ratio("kernels", f"all {noun}s of a {of}"), lambda c: c.call),
         (doc.ratio("call", f"measured {of}"), lambda c: c.measured_call),
         (doc.ratio("amdahl", "if attention took no time"), lambda c: None if c.attention is None else c.amdahl_limit),
         (doc.words("changes", f"other changes per {of}"),
          lambda c: _changes_text(_changes(c, before, breakdowns), is_cpu)),
     ]  # fmt: skip
-    costs, title = sorted(shape.switch_costs, key=lambda cost: -cost.call), in_words(shape.axes)
-    return doc.table_of(f"switch {title}".strip(), costs, columns, title)
+    costs, axes = sorted(shape.switch_costs, key=lambda cost: -cost.call), in_words(shape.axes)
+    return doc.table_of(f"switch {axes}".strip(), costs, columns, axes if title is None else title)
 
 
 def _changes(cost: SwitchCost, before: KernelBreakdown | None, shown: Mapping[str, KernelBreakdown]) -> list[_Change]:

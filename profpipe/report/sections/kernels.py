@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 from profpipe.analysis.case_index import CPU_ROWS
 from profpipe.analysis.cases import in_words
-from profpipe.analysis.findings import CaseResult, Coverage, Expectation, Findings, WorkloadFindings
-from profpipe.analysis.kernels import Counters, KernelRow, Rule
+from profpipe.analysis.findings import CaseResult, ClassCoverage, Expectation, Findings, WorkloadFindings
+from profpipe.analysis.kernels import Counters, KernelRow
 from profpipe.config.quantities import is_own
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text, case_texts, means_note, per_iteration, short_names
@@ -76,33 +76,35 @@ _LOCAL_NOTE = (
 )
 
 
-def kernels(workload: WorkloadFindings) -> doc.Section:
-    """Return the kernels with the most time, and what ncu measured of the first ones."""
+def kernels(workload: WorkloadFindings, names_shape: bool = True) -> doc.Section:
+    """Return the kernels with the most time, and what ncu measured of the first ones.
+
+    ``names_shape``: the heading of a comparison names the shape whose kernels stand first.
+    """
     largest, others = main_cases(workload)
     is_lone = len(workload.cases) == 1
-    limit = workload.top_kernels or (_LONE_CASE if is_lone else _FIRST)
+    limit = workload.kernels.shown or (_LONE_CASE if is_lone else _FIRST)
     noun = workload.cpu_rows.removeprefix("CPU ") if workload.is_on_cpu else "kernels"
-    first = top_kernels(workload, largest, limit)
-    first = replace(first, placement=doc.Placement.SUMMARY) if is_lone else first
+    first = top_kernels(workload, largest, limit, placement=doc.OnPage.SUMMARY if is_lone else doc.OnPage.DETAILS)
     if not first.rows:
         return doc.Section("kernels", "", workload=workload.name)
     title = f"The first {_OTHERS} {noun} of each other case, from 10 % on"
-    rest = replace(top_kernels(workload, others, _OTHERS, _LEAST_SHARE), title=title).without("top stall", "misses")
+    rest = top_kernels(workload, others, _OTHERS, _LEAST_SHARE, title).without("top stall", "misses")
     names, ncu = full_names(workload, [first, rest]), _ncu(workload, largest, limit)
     summary = " ".join(filter(None, [means_note(workload), _ncu_note(workload)]))
     heading = f"Top {workload.cpu_rows}" if workload.is_on_cpu else "Top kernels"
-    if workload.compare and workload.largest and workload.largest.axes:
+    if names_shape and workload.compare and workload.largest and workload.largest.axes:
         heading += f", {in_words(workload.largest.axes)}"
     return doc.make_section("kernels", heading, [first, _fold(rest), _fold(names), *ncu], summary, workload.name)
 
 
-def _fold(table: doc.Table, note: str = "") -> doc.Details | None:
+def _fold(table: doc.TableBlock, note: str = "") -> doc.Details | None:
     notes = [doc.Paragraph(note)] if note else []
     return doc.Details(table.title, (*notes, replace(table, title=""))) if table.rows else None
 
 
 def _ncu_note(workload: WorkloadFindings) -> str:
-    if not workload.counters:
+    if not workload.kernels.counters:
         return ""
     wanted = dict(workload.declared.ncu.targets) if workload.declared else {}
     targets = ", ".join(f"{_target_name(name)} {at:g} %" for name, at in wanted.items())
@@ -116,14 +118,19 @@ def _target_name(target: str) -> str:
 
 
 def top_kernels(
-    workload: WorkloadFindings, cases: Sequence[CaseResult], limit: int, least_share: float = 0.0
-) -> doc.Table:
+    workload: WorkloadFindings,
+    cases: Sequence[CaseResult],
+    limit: int,
+    least_share: float = 0.0,
+    title: str = "",
+    placement: doc.OnPage = doc.OnPage.DETAILS,
+) -> doc.TableBlock:
     """Return the ``limit`` kernels with the most time of each of ``cases``, with ncu's figures; names are short."""
-    first_rows = {case.id: [row for row in workload.top if row.case == case.id][:limit] for case in cases}
+    first_rows = {case.id: [row for row in workload.kernels.top if row.case == case.id][:limit] for case in cases}
     listed = [(case, [row for row in first_rows[case.id] if row.share >= least_share]) for case in cases]
     rows = [(case_text(case) if i == 0 else "", row) for case, kept in listed for i, row in enumerate(kept)]
-    short = short_names(row.kernel for row in workload.top)
-    counters = {(row.case, row.kernel): row for row in workload.counters}
+    short = short_names(row.kernel for row in workload.kernels.top)
+    counters = {(row.case, row.kernel): row for row in workload.kernels.counters}
     is_cpu, per = any(case.is_on_cpu for case in cases), per_iteration(workload)
     columns = [
         (doc.label("case"), lambda row: row[0]),
@@ -131,13 +138,13 @@ def top_kernels(
         (doc.label("class"),
          lambda row: f"{row[1].kernel_class} ({row[1].family})" if row[1].family else _class(row[1], is_cpu)),
         (doc.count("calls", f"{'calls' if is_cpu else 'launches'}{per}"), lambda row: row[1].calls),
-        (doc.Column("ns", "", time_unit(row.ns for _, row in rows).per(per)), lambda row: row[1].ns),
+        (doc.number("ns", "", time_unit(row.ns for _, row in rows).per(per)), lambda row: row[1].ns),
         (doc.percent("share", "of kernel time" if not is_cpu else ""), lambda row: row[1].share),
     ][len(cases) == 1 :]  # fmt: skip
-    heads = [column for column, _ in columns] + [doc.Column(name, name) for name, _ in ROW_FIGURES]
+    heads = [column for column, _ in columns] + [doc.number(name, name) for name, _ in ROW_FIGURES]
     cells = [[*(of(row) for _, of in columns), *_ncu_cells(counters.get((row[1].case, row[1].kernel)))] for row in rows]
     heads += [doc.words("top stall", "top stall, cycles/instruction"), doc.words("misses")]
-    return doc.make_table("top_kernels", heads, cells, placement=doc.Placement.DETAILS)
+    return doc.make_table("top_kernels", heads, cells, title, placement)
 
 
 def _class(row: KernelRow, is_cpu: bool) -> str:
@@ -159,17 +166,17 @@ def _figures(row: Counters, figures: Figures) -> list[doc.Content]:
     for title, names in figures:
         value = next((row.values[name][0] for name in names if name in row.values), None)
         unit = COUNT if title == "registers" else None
-        cells.append(None if value is None else doc.Cell(value / _SCALE.get(title, 1.0), unit=unit))
+        cells.append(None if value is None else doc.TableCell(value / _SCALE.get(title, 1.0), unit=unit))
     return cells
 
 
-def full_names(workload: WorkloadFindings, tables: Sequence[doc.Table]) -> doc.Table:
+def full_names(workload: WorkloadFindings, tables: Sequence[doc.TableBlock]) -> doc.TableBlock:
     """Return the full names of the shortened kernels that ``tables`` show."""
     shown = {cell.text for table in tables for row in table.rows for cell in row}
-    short = short_names(row.kernel for row in workload.top)
+    short = short_names(row.kernel for row in workload.kernels.top)
     columns = [doc.label("short"), doc.label("full")]
     rows = [[doc.Code(s), doc.Code(name)] for name, s in short.items() if s != name and doc.Code(s) in shown]
-    return doc.make_table("full_names", columns, rows, "Full names", doc.Placement.DETAILS)
+    return doc.make_table("full_names", columns, rows, "Full names", doc.OnPage.DETAILS)
 
 
 # --- ncu -------------------------------------------------------------------------------------------------------------
@@ -178,8 +185,8 @@ def full_names(workload: WorkloadFindings, tables: Sequence[doc.Table]) -> doc.T
 def _ncu(workload: WorkloadFindings, cases: Sequence[CaseResult], limit: int) -> list[doc.Details | None]:
     """Return ncu's further figures and its rules, for the first kernels of ``cases``."""
     position = {case.id: i for i, case in enumerate(cases)}
-    first = {(c.id, row.kernel) for c in cases for row in [r for r in workload.top if r.case == c.id][:limit]}
-    rows = sorted((r for r in workload.counters if (r.case, r.kernel) in first), key=lambda r: position[r.case])
+    first = {(c.id, row.kernel) for c in cases for row in [r for r in workload.kernels.top if r.case == c.id][:limit]}
+    rows = sorted((r for r in workload.kernels.counters if (r.case, r.kernel) in first), key=lambda r: position[r.case])
     further, own_rules = ncu_table(rows, cases, FURTHER_FIGURES, "Further figures of ncu"), rules(rows, cases)
     is_local = any(_LOCAL in doc.plain(row[-1].text) for row in own_rules.rows)
     has_clock = any(column.id == "GPC GHz" for column in further.columns)
@@ -189,13 +196,13 @@ def _ncu(workload: WorkloadFindings, cases: Sequence[CaseResult], limit: int) ->
 
 def ncu_table(
     rows: Sequence[Counters], cases: Collection[CaseResult], figures: Figures, title: doc.Text = ""
-) -> doc.Table:
+) -> doc.TableBlock:
     """Return ncu's figures of each kernel, without those that the chip or the chosen set does not have."""
-    mean = doc.Column("mean_ns", "", time_unit(row.mean_ns for row in rows))
-    columns = [doc.label("case"), doc.label("kernel"), mean, *(doc.Column(name, name) for name, _ in figures)]
+    mean = doc.number("mean_ns", "", time_unit(row.mean_ns for row in rows))
+    columns = [doc.label("case"), doc.label("kernel"), mean, *(doc.number(name, name) for name, _ in figures)]
     labels = zip(_labels(rows, cases), rows, strict=True)
     cells = [[*names, row.mean_ns, *_figures(row, figures)] for names, row in labels]
-    return doc.make_table("ncu_figures", columns, cells, title, doc.Placement.DETAILS)
+    return doc.make_table("ncu_figures", columns, cells, title, doc.OnPage.DETAILS)
 
 
 def _labels(rows: Sequence[Counters], cases: Collection[CaseResult]) -> list[tuple[doc.Text, doc.Text]]:
@@ -204,22 +211,21 @@ def _labels(rows: Sequence[Counters], cases: Collection[CaseResult]) -> list[tup
     return [(names.get(row.case, doc.Code(row.case)), doc.Code(short[row.kernel])) for row in rows]
 
 
-def rules(rows: Sequence[Counters], cases: Collection[CaseResult]) -> doc.Table:
+def rules(rows: Sequence[Counters], cases: Collection[CaseResult]) -> doc.TableBlock:
     """Return ncu's own rules by kernel: their names, and the speed-up that they estimate where they do."""
 
-    def text(rule: Rule) -> doc.Text:
-        if rule.speedup is None:
-            return doc.Code(rule.name)
-        return (doc.Code(rule.name), f" {number(rule.speedup)} %{f' {_LOCAL}' if rule.is_local else ''}")
+    def text(name: str, speedup: float | None, is_local: bool) -> doc.Text:
+        estimate = "" if speedup is None else f" {number(speedup)} %{f' {_LOCAL}' if is_local else ''}"
+        return (doc.Code(name), estimate) if estimate else doc.Code(name)
 
     cells = []
     for names, row in zip(_labels(rows, cases), rows, strict=True):
-        ordered = sorted(row.rules, key=lambda rule: (rule.speedup is None, rule.is_local, -(rule.speedup or 0.0)))
+        ordered = sorted(row.rules, key=lambda rule: (rule[1] is None, rule[2], -(rule[1] or 0.0)))
         if ordered:
-            cells.append([*names, doc.join(map(text, ordered), last=", ")])
+            cells.append([*names, doc.join([text(*rule) for rule in ordered], last=", ")])
     title = "rules of ncu, and the speed-up that they estimate"
     columns = [doc.label("case"), doc.label("kernel"), doc.label("rules", title)]
-    return doc.make_table("ncu_rules", columns, cells, "What ncu's own rules say", doc.Placement.DETAILS)
+    return doc.make_table("ncu_rules", columns, cells, "What ncu's own rules say", doc.OnPage.DETAILS)
 
 
 # --- classification ---------------------------------------------------------------------------------------------------
@@ -242,21 +248,21 @@ def classification(findings: Findings) -> doc.Section:
     are_theirs = all(is_own(name, coverage.kind) for coverage in findings.coverage for name, _ in coverage.largest)
     what, them = ("The program's own kernels", "them a class") if are_theirs else ("Without a class", "one")
     title = (f"{what}; a rule under ", doc.Code("kernel_classes"), f" in the pipeline file gives {them}")
-    table = doc.make_table("unclassified", columns, rows, title, doc.Placement.DETAILS)
+    table = doc.make_table("unclassified", columns, rows, title, doc.OnPage.DETAILS)
     table = table if len(findings.workloads) > 1 else table.without("workload")
     # Where almost every kernel has a class, the reader learns nothing that changes a number. Families that did not run,
     # and a coverage that limits a conclusion, are warnings.
     has_news = any(coverage.classified < _COVERED for coverage in findings.coverage if _is_enough(coverage))
-    placement = doc.Placement.SUMMARY if has_news else doc.Placement.DETAILS
+    placement = doc.OnPage.SUMMARY if has_news else doc.OnPage.DETAILS
     return doc.make_section("classification", "Classification", [doc.Paragraph(sentences, placement), table])
 
 
 def low_coverage(findings: Findings) -> Iterator[doc.Text]:
-    """Yield a warning for each workload of which kernels without a class limit a conclusion or the required share."""
+    """Yield a warning per workload of which kernels without a class limit a conclusion or the required share."""
     return (_coverage(coverage, findings) for coverage in findings.coverage if not _is_enough(coverage))
 
 
-def _is_enough(coverage: Coverage) -> bool:
+def _is_enough(coverage: ClassCoverage) -> bool:
     return not (coverage.is_too_low or coverage.blurs_attention)
 
 
@@ -272,7 +278,7 @@ def _covered(findings: Findings) -> Iterator[doc.Text]:
     yield f"Classified: {share} % of the kernel time of each of {len(enough)}{others} workloads."
 
 
-def _coverage(coverage: Coverage, findings: Findings) -> doc.Text:
+def _coverage(coverage: ClassCoverage, findings: Findings) -> doc.Text:
     cpu_rows = next(
         (workload.cpu_rows for workload in findings.workloads if workload.name == coverage.workload), CPU_ROWS
     )
@@ -293,7 +299,7 @@ def _coverage(coverage: Coverage, findings: Findings) -> doc.Text:
     )
 
 
-def _name_unclassified(coverage: Coverage, short: Mapping[str, str]) -> Iterator[doc.Text]:
+def _name_unclassified(coverage: ClassCoverage, short: Mapping[str, str]) -> Iterator[doc.Text]:
     """Yield the largest kernels of the program itself, then those of libraries, and operators, that no rule knows."""
     named = coverage.largest[:_NAMED]
     for words, is_theirs in (("own kernels", True), ("without a class", False)):

@@ -49,13 +49,13 @@ def _context(case_modules: CaseModules, is_on_cpu: bool, which: doc.Text) -> doc
         f"{noun[0].upper()}{noun[1:]} of each module in a step", which,
         f": means over {steps}{ranks} that torch.profiler recorded after the others. The backward pass counts for the"
         " module whose forward pass it derives. The first table adds up to ",
-        doc.Number(case_modules.total_ns, step_unit([case_modules.total_ns])),
+        doc.Amount(case_modules.total_ns, step_unit([case_modules.total_ns])),
         f", all {noun} of a step. In the second the time of a module holds that of the modules that it calls.",
         _COMPILED if is_compiled else "",
     )  # fmt: skip
 
 
-def make_type_table(case_modules: CaseModules) -> doc.Table:
+def make_type_table(case_modules: CaseModules) -> doc.TableBlock:
     """Return the time by class of modules, that of the optimizer, and the rest; without the time of inner modules."""
     optimizer = ModuleTime("the optimizer", "", 0, case_modules.optimizer_ns, 0.0, case_modules.optimizer_ns)
     rows = [row for row in case_modules.types[:_MOST_TYPES] if row.ns] + [optimizer] * bool(case_modules.optimizer_ns)
@@ -67,15 +67,15 @@ def make_type_table(case_modules: CaseModules) -> doc.Table:
     columns: doc.Columns[ModuleTime] = [
         (doc.label("type", "class"), lambda row: _name(row, row.type or row.name or "outside modules")),
         (doc.count("count", "modules"), lambda row: row.count or None),
-        (doc.Column("forward", "forward", unit), lambda row: None if row is optimizer else row.forward_ns),
-        (doc.Column("backward", "backward", unit), lambda row: None if row is optimizer else row.backward_ns),
-        (doc.Column("ns", "", unit), lambda row: row.ns),
+        (doc.number("forward", "forward", unit), lambda row: None if row is optimizer else row.forward_ns),
+        (doc.number("backward", "backward", unit), lambda row: None if row is optimizer else row.backward_ns),
+        (doc.number("ns", "", unit), lambda row: row.ns),
         (doc.percent("share", ""), lambda row: row.ns / case_modules.total_ns if case_modules.total_ns else None),
     ]
     return doc.table_of(f"module_types {case_modules.case}", rows, columns)
 
 
-def most_expensive(case_modules: CaseModules) -> doc.Table:
+def most_expensive(case_modules: CaseModules) -> doc.TableBlock:
     """Return the modules with the most time, with that of the modules inside them."""
     rows = case_modules.modules[:MOST_MODULES]
     unit = step_unit(module.ns for module in rows).per("/step")
@@ -83,9 +83,9 @@ def most_expensive(case_modules: CaseModules) -> doc.Table:
         (doc.label("module"), lambda module: doc.Code(module.name)),
         (doc.label("type", "class"), lambda module: _name(module, module.type)),
         (doc.count("count", "modules"), lambda module: module.count),
-        (doc.Column("forward", "forward", unit), lambda module: module.forward_ns),
-        (doc.Column("backward", "backward", unit), lambda module: module.backward_ns),
-        (doc.Column("ns", "", unit), lambda module: module.ns),
+        (doc.number("forward", "forward", unit), lambda module: module.forward_ns),
+        (doc.number("backward", "backward", unit), lambda module: module.backward_ns),
+        (doc.number("ns", "", unit), lambda module: module.ns),
         (doc.percent("share", ""), lambda module: module.ns / case_modules.total_ns if case_modules.total_ns else None),
         (
             doc.percent("own", "without inner"),

@@ -33,7 +33,7 @@ _BINDS = {"compute": "arithmetic", "memory": "memory"}
 def phases(workload: WorkloadFindings) -> doc.Section:
     """Return the kernel time of each range."""
     largest, others = main_cases(workload)
-    has_phases = {case for case, case_phases in _group_by_case(workload.phases).items() if len(case_phases) > 1}
+    has_phases = {case for case, case_phases in _group_by_case(workload.phases.kernels).items() if len(case_phases) > 1}
     if workload.compare and not any(case.id in has_phases for case in largest):
         shapes = [shape for shape in workload.shapes if any(case.id in has_phases for case in shape.cases)]
         largest = list(max(shapes, key=lambda shape: shape.size).cases) if shapes else []
@@ -52,7 +52,7 @@ def phases(workload: WorkloadFindings) -> doc.Section:
 def host_phases(workload: WorkloadFindings) -> doc.Section:
     """Return the host's time in each range of the cases without kernels."""
     largest, others = main_cases(workload)
-    profilers = doc.plain(doc.join(list(dict.fromkeys(phase.profiler for phase in workload.host_phases))))
+    profilers = doc.plain(doc.join(list(dict.fromkeys(phase.profiler for phase in workload.phases.host))))
     summary = (
         f"Time on the host's clock in each range, nested ranges included ({profilers}). No kernel was recorded, so this"
         " is not the time of a GPU's work."
@@ -68,15 +68,15 @@ def phase_work(workload: WorkloadFindings) -> doc.Section:
     tables = [_moved(work(workload, largest), "Work by phase"), _moved(work(workload, others))]
     blocks: list[doc.Block] = [doc.Bullets(tuple(disproportions(workload))), *tables]
     note = "FLOPs and bytes are those that the workload declares: each operand read once, each result written once."
-    if any(phase.limited_by for phase in workload.phase_work):
+    if any(phase.limited_by for phase in workload.phases.work):
         note += " Limited by: the nearer of the two limits of the roofline."
-    if any((phase.of_bandwidth or 0) > 1 for phase in workload.phase_work):
+    if any((phase.of_bandwidth or 0) > 1 for phase in workload.phases.work):
         note += " Bytes above the memory's rate came from a cache."
     return doc.make_section("phase_work", "Work by phase", blocks, note, workload.name, folds_long_tables=True)
 
 
-def _moved(table: doc.Table, title: str = "The other cases") -> doc.Table:
-    return replace(table, id=f"{table.id}-details", title=title, placement=doc.Placement.DETAILS)
+def _moved(table: doc.TableBlock, title: str = "The other cases") -> doc.TableBlock:
+    return replace(table, id=f"{table.id}-details", title=title, placement=doc.OnPage.DETAILS)
 
 
 def _group_by_case(rows: Iterable[Phase]) -> dict[str, dict[str, Phase]]:
@@ -96,15 +96,14 @@ def _innermost(phases: Collection[Phase]) -> list[Phase]:
     return [phase for phase in phases if (phase.phase, phase.calls, phase.ns) not in held]
 
 
-def kernel_phases(workload: WorkloadFindings, among: Iterable[CaseResult]) -> doc.Table:
+def kernel_phases(workload: WorkloadFindings, among: Iterable[CaseResult], title: str = "") -> doc.TableBlock:
     """Return cases as rows and phases as columns; deeper phases where they fit.
 
     A case that is one phase from end to end is left out: its time stands elsewhere. The phases of a single case, or
     more than fit side by side, are listed.
     """
-    phases_by_case = {
-        case: case_phases for case, case_phases in _group_by_case(workload.phases).items() if len(case_phases) > 1
-    }
+    by_case = _group_by_case(workload.phases.kernels)
+    phases_by_case = {case: case_phases for case, case_phases in by_case.items() if len(case_phases) > 1}
     points = [case for case in among if case.id in phases_by_case]
     is_one_case, per = len(workload.cases) == 1, "/call" if workload.is_per_call else ""
     names = list(dict.fromkeys(name for case in points for name in phases_by_case[case.id]))
@@ -118,27 +117,28 @@ def kernel_phases(workload: WorkloadFindings, among: Iterable[CaseResult]) -> do
             (doc.label("case"), lambda pair: case_text(pair[0])),
             (doc.label("phase"), lambda pair: pair[1].phase),
             (doc.count("calls", calls), lambda pair: pair[1].calls),
-            (doc.Column("ns", "", unit), lambda pair: pair[1].ns),
+            (doc.number("ns", "", unit), lambda pair: pair[1].ns),
             (doc.percent("share", ""), lambda pair: pair[1].share),
         ]
-        return doc.table_of("phases", listed, columns[is_one_case:])
+        return doc.table_of("phases", listed, columns[is_one_case:], title)
 
-    def cell(phase: Phase | None) -> doc.Cell:
-        return doc.Cell(phase.ns, note=f"({percent(phase.share or 0.0)} %)") if phase else doc.Cell()
+    def cell(phase: Phase | None) -> doc.TableCell:
+        return doc.TableCell(phase.ns, note=f"({percent(phase.share or 0.0)} %)") if phase else doc.TableCell()
 
     wide = [[case_text(case), *(cell(phases_by_case[case.id].get(name)) for name in names)] for case in points]
-    return doc.make_table("phases", [doc.label("case"), *(doc.Column(name, name, unit) for name in names)], wide)
+    heads = [doc.label("case"), *(doc.number(name, name, unit) for name in names)]
+    return doc.make_table("phases", heads, wide, title)
 
 
-def phases_on_host(workload: WorkloadFindings, among: Iterable[CaseResult]) -> doc.Table:
+def phases_on_host(workload: WorkloadFindings, among: Iterable[CaseResult]) -> doc.TableBlock:
     """Return a row a phase of the cases without kernels: how often the host entered it, and its time inside."""
-    rows = _rows(among, workload.host_phases)
+    rows = _rows(among, workload.phases.host)
     per = "/call" if any(phase.is_per_call for _, phase in rows) else ""
     columns = [
         (doc.label("case"), lambda row: row[0]),
         (doc.label("phase"), lambda row: row[1].phase),
         (doc.count("instances", f"entered{per}"), lambda row: row[1].calls),
-        (doc.Column("ns", "host", time_unit(p.ns for _, p in rows).per(per)), lambda row: row[1].ns),
+        (doc.number("ns", "host", time_unit(p.ns for _, p in rows).per(per)), lambda row: row[1].ns),
         (doc.percent("share", "of the call"), lambda row: row[1].share),
     ]
     return doc.table_of("host_phases", rows, columns)
@@ -157,28 +157,31 @@ def _rows(among: Iterable[CaseResult], phases: Sequence[Phase]) -> list[tuple[do
 # --- work ------------------------------------------------------------------------------------------------------------
 
 
-def work(workload: WorkloadFindings, among: Iterable[CaseResult]) -> doc.Table:
+def work(workload: WorkloadFindings, among: Iterable[CaseResult]) -> doc.TableBlock:
     """Return a row a phase: its time and shares, its work, the rates that it reaches, and which of them limits it."""
-    rows, names = _rows(among, workload.phase_work), _short_names({p.phase for p in workload.phase_work})
-    rate, tera = "ceiling" if workload.rates_measured else "peak", Unit("", 1e12)
+    rows, names = _rows(among, workload.phases.work), _short_names({p.phase for p in workload.phases.work})
+    rate, tera = "ceiling" if workload.gpu.rates_measured else "peak", Unit("", 1e12)
 
-    def write_share(share: float | None) -> doc.Cell | float | None:
-        return doc.Cell(share, is_strong=True, note="above") if share is not None and share > 1 else share
+    def write_share(share: float | None) -> doc.TableCell | float | None:
+        return doc.TableCell(share, is_strong=True, note="above") if share is not None and share > 1 else share
 
     columns = [
         (doc.label("case"), lambda row: row[0]),
         (doc.label("phase"), lambda row: names[row[1].phase]),
-        (doc.Column("ns", "", time_unit(p.ns for _, p in rows).per("/call")), lambda row: row[1].ns),
+        (doc.number("ns", "", time_unit(p.ns for _, p in rows).per("/call")), lambda row: row[1].ns),
         (doc.percent("of_time", "of their time"), lambda row: row[1].of_time),
-        (doc.Column("flops", "", Unit("GFLOP", 1e9)), lambda row: row[1].flops or None),
+        (doc.number("flops", "", Unit("GFLOP", 1e9)), lambda row: row[1].flops or None),
         (doc.percent("of_work", "of their FLOP"), lambda row: row[1].of_work),
-        (doc.Column("moved", "must move", size_unit(p.bytes_moved for _, p in rows)), lambda row: row[1].bytes_moved),
-        (doc.Column("intensity", "FLOP/byte"), lambda row: row[1].intensity),
-        (doc.Column("flops_per_s", "TFLOP/s", tera), lambda row: row[1].flops_per_s),
+        (
+            doc.number("moved", "must move", size_unit(p.bytes_moved for _, p in rows)),
+            lambda row: row[1].bytes_moved,
+        ),
+        (doc.number("intensity", "FLOP/byte"), lambda row: row[1].intensity),
+        (doc.number("flops_per_s", "TFLOP/s", tera), lambda row: row[1].flops_per_s),
         (doc.percent("of_flops", f"of {rate} FLOP/s"), lambda row: write_share(row[1].of_flops)),
-        (doc.Column("bytes_per_s", "TB/s", tera), lambda row: row[1].bytes_per_s),
+        (doc.number("bytes_per_s", "TB/s", tera), lambda row: row[1].bytes_per_s),
         (doc.percent("of_bandwidth", f"of {rate} bytes/s"), lambda row: write_share(row[1].of_bandwidth)),
-        (doc.words("limited_by", "limited by"), lambda row: _BINDS.get(row[1].limited_by) or doc.Cell()),
+        (doc.words("limited_by", "limited by"), lambda row: _BINDS.get(row[1].limited_by) or doc.TableCell()),
     ]
     table = doc.table_of("phase_work", rows, columns)
     is_one_each = len({phase.case for _, phase in rows}) == len(rows)
@@ -193,7 +196,7 @@ def _short_names(paths: Collection[str]) -> dict[str, str]:
 
 def disproportions(workload: WorkloadFindings) -> list[doc.Text]:
     """Return a sentence for each phase that takes far more of the time than of the FLOPs."""
-    by_phase = grouped((phase.phase, phase) for phase in workload.phase_work)
+    by_phase = grouped((phase.phase, phase) for phase in workload.phases.work)
     names, points = _short_names(by_phase), {case.id: case for case in workload.cases}
     return [
         sentence
@@ -280,7 +283,7 @@ _Pair = tuple[CaseResult, Memory]
 
 def memory(workload: WorkloadFindings) -> doc.Section:
     """Return the peak of each phase and what held it; empty where no case recorded its memory."""
-    by_case = {record.case: record for record in workload.memory}
+    by_case = {record.case: record for record in workload.phases.memory}
     pairs = [(case, by_case[case.id]) for case in workload.cases if case.id in by_case]
     summary = (
         "One iteration of each case, recorded apart from its timing: the memory allocated when it began, the peak of"
@@ -288,26 +291,26 @@ def memory(workload: WorkloadFindings) -> doc.Section:
     )
     if any(record.files for _, record in pairs):
         summary += " The records open in the viewer at pytorch.org/memory_viz."
-    blocks = [peaks(pairs), course(workload, pairs), allocations(pairs), files(pairs)]
+    blocks = [peaks(pairs), trend(workload, pairs), allocations(pairs), files(pairs)]
     return doc.make_section("memory", "Memory by phase", blocks, summary, workload.name, folds_long_tables=True)
 
 
-def course(workload: WorkloadFindings, pairs: Sequence[_Pair]) -> doc.Chart | None:
+def trend(workload: WorkloadFindings, pairs: Sequence[_Pair]) -> doc.Chart | None:
     """Return the memory over the iteration with the highest peak, a panel for each variant; None without a record."""
-    with_course = [pair for pair in pairs if any(phase.course for phase in pair[1].phases)]
-    if not with_course:
+    with_trend = [pair for pair in pairs if any(phase.trend for phase in pair[1].phases)]
+    if not with_trend:
         return None
-    highest, compare = max(with_course, key=lambda pair: pair[1].peak)[0], workload.compare
-    shown = [(case, record) for case, record in with_course if case.shape == highest.shape]
+    highest, compare = max(with_trend, key=lambda pair: pair[1].peak)[0], workload.compare
+    shown = [(case, record) for case, record in with_trend if case.shape == highest.shape]
     shown.sort(key=lambda pair: not pair[0].is_baseline)
 
     points = [
         Point(((compare, case.params.get(compare)),) if compare else (), phase.phase, doc.Mark(at / 1000, size))
         for case, record in shown
         for phase in record.phases
-        for at, size in phase.course
+        for at, size in phase.trend
     ]
-    chart = line_chart(
+    return line_chart(
         f"{workload.name}-memory-course",
         "Memory over one iteration",
         doc.Axis("ms since the iteration began", is_measured=True),
@@ -318,45 +321,45 @@ def course(workload: WorkloadFindings, pairs: Sequence[_Pair]) -> doc.Chart | No
         panels=dict.fromkeys(point.panel for point in points),
         subtitle=in_words((*workload.fixed, *highest.shape)),
         notes=("Times are the host's, which allocates before the GPU runs the kernels.",),
+        placement=doc.OnPage.DETAILS,
     )
-    return replace(chart, placement=doc.Placement.DETAILS) if chart else None
 
 
-def peaks(pairs: Sequence[_Pair]) -> doc.Table:
+def peaks(pairs: Sequence[_Pair]) -> doc.TableBlock:
     """Return cases as rows: the memory before, and the peak of each phase, the highest of a case in bold."""
     names = list(dict.fromkeys(phase.phase for _, record in pairs for phase in record.phases))
     if len(names) > _PHASES_WITH_MEMORY:
         names = [name for name in names if PATH_SEPARATOR not in name]
     unit = size_unit(phase.peak for _, record in pairs for phase in record.phases)
-    columns = [doc.label("case"), doc.Column("before", "before", unit), *(doc.Column(n, n, unit) for n in names)]
+    columns = [doc.label("case"), doc.number("before", "before", unit), *(doc.number(n, n, unit) for n in names)]
     rows: list[list[doc.Content]] = []
     for case, record in pairs:
-        peak = {phase.phase: doc.Cell(phase.peak, is_strong=phase.peak == record.peak) for phase in record.phases}
+        peak = {phase.phase: doc.TableCell(phase.peak, is_strong=phase.peak == record.peak) for phase in record.phases}
         rows.append([case_text(case), record.phases[0].start, *(peak.get(name, "") for name in names)])
-    return doc.make_table("peaks", columns, rows, "Peak by phase", doc.Placement.DETAILS)
+    return doc.make_table("peaks", columns, rows, "Peak by phase", doc.OnPage.DETAILS)
 
 
-def allocations(pairs: Sequence[_Pair]) -> doc.Table:
+def allocations(pairs: Sequence[_Pair]) -> doc.TableBlock:
     """Return the allocations that hold most of the peak of each case."""
     rows = []
     for case, record in pairs:
-        held = sorted((one for one in record.allocations if one.held), key=lambda one: -one.held * one.size)
-        rows += [(case_text(case) if i == 0 else "", one, record.peak) for i, one in enumerate(held[:_ALLOCATIONS])]
-    unit = size_unit(one.size for _, one, _ in rows)
+        held = sorted((one for one in record.allocations if one[-1]), key=lambda one: -one[-1] * one[1])
+        rows += [(case_text(case) if i == 0 else "", *one, record.peak) for i, one in enumerate(held[:_ALLOCATIONS])]
+    unit = size_unit(size for _, _, size, *_ in rows)
     columns = [
         (doc.label("case"), lambda row: row[0]),
-        (doc.label("place", "allocated in"), lambda row: doc.Code(row[1].place)),
-        (doc.Column("size", "each", unit), lambda row: row[1].size),
-        (doc.count("count", "times"), lambda row: row[1].count),
-        (doc.Column("held", "held at the peak", unit), lambda row: row[1].held * row[1].size),
-        (doc.percent("share", "of the peak"), lambda row: row[1].held * row[1].size / row[2]),
+        (doc.label("place", "allocated in"), lambda row: doc.Code(row[1])),
+        (doc.number("size", "each", unit), lambda row: row[2]),
+        (doc.count("count", "times"), lambda row: row[3]),
+        (doc.number("held", "held at the peak", unit), lambda row: row[4] * row[2]),
+        (doc.percent("share", "of the peak"), lambda row: row[4] * row[2] / row[5]),
     ]
-    return doc.table_of("allocations", rows, columns, "Largest allocations", doc.Placement.DETAILS)
+    return doc.table_of("allocations", rows, columns, "Largest allocations", doc.OnPage.DETAILS)
 
 
-def files(pairs: Sequence[_Pair]) -> doc.Table:
+def files(pairs: Sequence[_Pair]) -> doc.TableBlock:
     """Return the records for torch's viewer."""
     kept = [(case, path, size) for case, record in pairs for path, size in record.files]
-    columns = [doc.label("case"), doc.label("file"), doc.Column("size", "", size_unit(size for _, _, size in kept))]
+    columns = [doc.label("case"), doc.label("file"), doc.number("size", "", size_unit(size for _, _, size in kept))]
     rows = [[case_text(case), doc.Code(path), size] for case, path, size in kept]
-    return doc.make_table("files", columns, rows, "Files for the viewer", doc.Placement.DETAILS)
+    return doc.make_table("files", columns, rows, "Files for the viewer", doc.OnPage.DETAILS)

@@ -87,13 +87,13 @@ class Quantity:
 
 def quantities(workload: WorkloadFindings) -> Iterator[Quantity]:
     """Yield the quantities that the workload has."""
-    basis, cases = workload.basis, workload.cases
+    source, cases = workload.time_source, workload.cases
     titles = {
         "time": _CALL,
         "wall": "Process wall time",
         "cpu_op": f"Self time of {workload.cpu_rows} per call",
     }
-    title = titles.get(basis.quantity, f"Kernel time per call ({basis.profiler})") if basis else ""
+    title = titles.get(source.quantity, f"Kernel time per call ({source.profiler})") if source else ""
     if workload.compare and any(case.speedup not in (None, 1.0) for case in cases):
         bases = {case.variant for case in cases if case.is_baseline}
         name = min(bases) if len(bases) == 1 else "the baseline"
@@ -120,16 +120,18 @@ def _peak(rates: Iterable[tuple[float | None, float | None]]) -> tuple[doc.Refer
     return (doc.Reference(doc.ReferenceKind.PEAK, peaks[0]),) if is_shared else ()
 
 
-def over(workload: WorkloadFindings, axis: str, quantity: Quantity) -> doc.Chart | None:
-    """Return a chart with a panel for each combination of the other axes, of at most eight."""
+def over(
+    workload: WorkloadFindings, axis: str, quantity: Quantity, placement: doc.OnPage = doc.OnPage.SUMMARY
+) -> doc.Chart | None:
+    """Return a chart with a panel per combination of the other axes, of at most eight."""
     lines = _line_axis(workload, axis)
     points = []
     for case in workload.cases:
         if value := quantity.value(case):
             low, high = (case.time.p10, case.time.p90) if case.time and quantity.name == "time" else (None, None)
-            mark = doc.Mark(float(dict(case.shape)[axis]), value, low, high, case.unshared_marks, case.id)
+            mark = doc.Mark(float(dict(case.shape)[axis]), value, low, high, case.unshared_flags, case.id)
             # A speed-up is of accurate cases only.
-            is_wrong = Flag.INACCURATE in case.marks and not quantity.needs_accuracy
+            is_wrong = Flag.INACCURATE in case.flags and not quantity.needs_accuracy
             points.append(Point(without(case.shape, axis, lines), _name(case, lines), mark, is_wrong))
     # Where nothing is compared, lines are the values of an axis.
     names = [*([] if lines else workload.variants), *(_name(case, lines) for case in workload.cases)]
@@ -149,6 +151,7 @@ def over(workload: WorkloadFindings, axis: str, quantity: Quantity) -> doc.Chart
         spans_decades=quantity.spans_decades,
         subtitle=fixed(workload),
         references=quantity.references,
+        placement=placement,
         notes=(
             f"{drawn} of {total} combinations of the other axes." if total > selection.GROUPS else "",
             _count_missing_speedups(workload, axis) if quantity.needs_accuracy else "",
@@ -170,6 +173,7 @@ def line_chart(
     id: str, title: str, x: doc.Axis, y: doc.Axis, points: Sequence[Point], lines: tuple[str, ...], *,
     spans_decades: bool, panels: Iterable[Axes] = ((),), baseline: str | None = None, subtitle: str = "",
     references: tuple[doc.Reference, ...] = (), notes: Iterable[str] = (),
+    placement: doc.OnPage = doc.OnPage.SUMMARY,
 ) -> doc.Chart | None:  # fmt: skip
     """Return a chart whose axes are logarithmic where a linear scale would hide small values; None without a mark.
 
@@ -212,6 +216,7 @@ def line_chart(
         replace(y, is_log=is_log),
         drawn,
         " ".join(part for part in (*signs, *notes) if part),
+        placement,
         subtitle=subtitle,
         keys=lines,
         references=references,
@@ -243,10 +248,10 @@ def _count_missing_speedups(workload: WorkloadFindings, axis: str) -> str:
     drawn = selection.groups(workload, axis)
     for case in workload.cases:
         if case.time and case.speedup is None and without(case.shape, axis) in drawn:
-            reason = f"marked {case.accuracy.mark}" if case.is_disqualified and case.accuracy else ""
-            if case.baseline_mark == Flag.UNLIKE_NODES:
+            reason = f"marked {case.accuracy.flag}" if case.is_disqualified and case.accuracy else ""
+            if case.baseline_flag == Flag.UNLIKE_NODES:
                 reason = reason or "whose baseline ran on an unlike node"
-            reason = reason or (f"whose baseline is {case.baseline_mark}" if case.baseline_mark else "")
+            reason = reason or (f"whose baseline is {case.baseline_flag}" if case.baseline_flag else "")
             missing.setdefault(reason, []).append(case.variant)
     return not_shown({reason: names for reason, names in missing.items() if reason})
 
@@ -294,14 +299,21 @@ def pieces(breakdowns: Sequence[KernelBreakdown]) -> list[tuple[str, str, list[f
     return [*kept, ("everything else" if is_visible(left) else "", "rest", left)]
 
 
-def breakdown(workload: WorkloadFindings, shape: Shape) -> doc.Chart:
+def breakdown(
+    workload: WorkloadFindings, shape: Shape, placement: doc.OnPage = doc.OnPage.SUMMARY, is_of_page: bool = False
+) -> doc.Chart:
     """Return stacked bars of the time of a call by kernel class, the fastest implementation first.
 
     The bars are as long as the times that the headline compares. Where a profiler's kernels take longer than the call
-    without it, they are shortened alike. Without a time of calls, the bars are of the kernel time.
+    without it, they are shortened alike. Without a time of calls, the bars are of the kernel time. The chart that
+    ``is_of_page`` of a case has no subtitle, which the page has.
     """
     shown = [case for case in shape.cases if case.breakdown]
-    timed = [case for case in shown if case.time] if workload.basis and workload.basis.quantity == "time" else []
+    timed = (
+        [case for case in shown if case.time]
+        if workload.time_source and workload.time_source.quantity == "time"
+        else []
+    )
     bars = sorted(((case, case.breakdown, case.ns or 0.0) if timed else (case, case.breakdown, case.breakdown.total.ns)
                    for case in timed or shown if case.breakdown), key=lambda bar: bar[-1])  # fmt: skip
     unit = time_unit(ns for *_, ns in bars)
@@ -325,14 +337,15 @@ def breakdown(workload: WorkloadFindings, shape: Shape) -> doc.Chart:
     gpus = len({rank.name for rank in workload.ranks if rank.case in ids})
     several = f"A bar is the mean of the {gpus} GPUs that ran the case; where two kernels overlap, both count."
     return doc.Chart(
-        chart_id(workload.name, "share"),
+        "classes" if is_of_page else chart_id(workload.name, "share"),
         ", ".join(filter(None, [title, in_words(shape.axes)])),
         doc.ChartKind.STACKED_BARS,
         doc.Axis(workload.compare or "", labels=names, cases=tuple(case.id for case, *_ in bars)),
         doc.Axis(f"{unit.name} per call ({workload.kernel_profiler})", unit, quantity="ns"),
         {"": series},
         caption=several if gpus > 1 and not is_cpu else "",
-        subtitle=fixed(workload),
+        placement=placement,
+        subtitle="" if is_of_page else fixed(workload),
     )
 
 
@@ -361,15 +374,15 @@ _View: TypeAlias = "tuple[tuple[str, ...], tuple[doc.Block, ...]]"
 def explorer(workload: WorkloadFindings) -> doc.Section:
     """Return the charts of the workload, for report.html; empty where there is nothing to choose."""
     views = dict(_views(workload))
-    choice = doc.Choice("view", ("quantity", "profiler", "view"), views)
+    choice = doc.ViewChoice("view", ("quantity", "profiler", "view"), views)
     return doc.make_section("explorer", "Charts", [choice] if len(views) > 1 else [], workload=workload.name)
 
 
-def without_chart(blocks: Iterable[doc.Block], chart: doc.Chart) -> Iterator[doc.Block]:
+def drop_chart(blocks: Iterable[doc.Block], chart: doc.Chart) -> Iterator[doc.Block]:
     """Yield ``blocks`` without ``chart``, also where it is one of those to choose from."""
     for block in blocks:
-        if isinstance(block, doc.Choice):
-            options = {key: tuple(without_chart(shown, chart)) for key, shown in block.options.items()}
+        if isinstance(block, doc.ViewChoice):
+            options = {key: tuple(drop_chart(shown, chart)) for key, shown in block.options.items()}
             yield replace(block, options={key: shown for key, shown in options.items() if shown})
         elif not (isinstance(block, doc.Chart) and block.id == chart.id):
             yield block
@@ -378,20 +391,20 @@ def without_chart(blocks: Iterable[doc.Block], chart: doc.Chart) -> Iterator[doc
 def _views(workload: WorkloadFindings) -> Iterator[_View]:
     """Yield each chart with the values that choose it."""
     axis = running_axis(case.shape for case in workload.cases if case.time)
-    basis = workload.basis.profiler if workload.basis else ""
+    timed_by = workload.time_source.profiler if workload.time_source else ""
     names = {"speedup": "speed-up", "time": "time", "tflops": "TFLOP/s", "bandwidth": "GB/s"}
     for quantity in quantities(workload):
-        yield from _both(workload, axis, quantity, names[quantity.name], basis)
+        yield from _both(workload, axis, quantity, names[quantity.name], timed_by)
     yield from _make_profiler_views(workload, axis)
     if len(workload.cases) <= _FEW:
         for metric, title, stored, unit in _RECORDED:
             value = functools.partial(_value, metric=metric)
             shown = doc.Axis(title, unit, quantity=stored)
             recorded = Quantity(metric, title.capitalize(), value, shown, metric == "error_max")
-            yield from _both(workload, axis, recorded, title, basis)
+            yield from _both(workload, axis, recorded, title, timed_by)
     shape = workload.largest
     if shape and not workload.steps and sum(case.breakdown is not None for case in shape.timed) > 1:
-        chart = replace(breakdown(workload, shape), placement=doc.Placement.HTML)
+        chart = breakdown(workload, shape, doc.OnPage.HTML)
         yield ("time by kernel class", workload.kernel_profiler or "", "largest shape"), (chart,)
 
 
@@ -410,10 +423,10 @@ def _make_profiler_views(workload: WorkloadFindings, axis: str | None) -> Iterat
     figures = (
         (figure.profiler, (agreement.case, figure.ns))
         for agreement in workload.agreements
-        for figure in agreement.figures
+        for figure in agreement.times
     )
     for profiler, times in grouped(figures).items():
-        if workload.basis is None or profiler != workload.basis.profiler:
+        if workload.time_source is None or profiler != workload.time_source.profiler:
             value, name = functools.partial(_time, times=dict(times)), f"Kernel time per call ({profiler})"
             kernel_time = Quantity(f"kernels-{profiler}", name, value, doc.Axis("time", quantity="ns"), True)
             yield from _both(workload, axis, kernel_time, "kernel time", profiler)
@@ -423,8 +436,8 @@ def _both(
     workload: WorkloadFindings, axis: str | None, quantity: Quantity, name: str, profiler: str
 ) -> Iterator[_View]:
     """Yield the quantity over the running axis, and of the cases of the largest shape."""
-    if axis and (chart := over(workload, axis, quantity)):
-        yield (name, profiler, f"over {axis}"), (replace(chart, placement=doc.Placement.HTML),)
+    if axis and (chart := over(workload, axis, quantity, doc.OnPage.HTML)):
+        yield (name, profiler, f"over {axis}"), (chart,)
     if chart := ranking(workload, quantity):
         yield (name, profiler, "largest shape" if workload.compare else "all cases"), (chart,)
 
@@ -445,8 +458,8 @@ def ranking(workload: WorkloadFindings, quantity: Quantity) -> doc.Chart | None:
     place, values = in_words(shape.axes) if workload.compare and shape else "", [value for _, value in measured]
     # A linear scale would hide the small values.
     spans_decades = min(values) > 0 and max(values) / min(values) >= DECADES
-    is_time = quantity.name == "time" and workload.basis is not None
-    title = time_words(workload.basis).capitalize() if is_time else quantity.title
+    is_time = quantity.name == "time" and workload.time_source is not None
+    title = time_words(workload.time_source).capitalize() if is_time else quantity.title
     return doc.Chart(
         chart_id(workload.name, quantity.name, "cases"),
         ", ".join(filter(None, [title, place])),
@@ -455,7 +468,7 @@ def ranking(workload: WorkloadFindings, quantity: Quantity) -> doc.Chart | None:
         replace(quantity.axis, is_log=spans_decades),
         {"": (doc.Series("", "", marks),)},
         f"{others} cases have no value, or are beyond the first {_MOST_ROWS}." if others else "",
-        doc.Placement.HTML,
+        doc.OnPage.HTML,
         subtitle=fixed(workload),
         references=tuple(reference for reference in quantity.references if reference.kind is doc.ReferenceKind.LEVEL),
     )
@@ -463,7 +476,7 @@ def ranking(workload: WorkloadFindings, quantity: Quantity) -> doc.Chart | None:
 
 def _mark(row: int, case: CaseResult, value: float, quantity: Quantity) -> doc.Mark:
     low, high = case.time.interval or (None, None) if quantity.name == "time" and case.time else (None, None)
-    return doc.Mark(float(row), value, low, high, case.unshared_marks, case.id)
+    return doc.Mark(float(row), value, low, high, case.unshared_flags, case.id)
 
 
 def _row_name(workload: WorkloadFindings, case: CaseResult) -> str:
@@ -485,7 +498,7 @@ def roofline(workload: WorkloadFindings) -> doc.Section:
     names = list(workload.variants) if workload.compare else [""]
     series = []
     for name in names:
-        marks = tuple(doc.Mark(x, y, flags=case.unshared_marks, case=case.id, note=doc.plain(case_text(case)))
+        marks = tuple(doc.Mark(x, y, flags=case.unshared_flags, case=case.id, note=doc.plain(case_text(case)))
                       for case, x, y, *_ in points if name in ("", case.variant))  # fmt: skip
         is_baseline = bool(name) and any(case.is_baseline for case, *_ in points if case.variant == name)
         series += [doc.Series(name or "case", name or "case", marks, is_baseline)] if marks else []
@@ -503,7 +516,7 @@ def roofline(workload: WorkloadFindings) -> doc.Section:
         doc.Axis("rate", Unit("TFLOP/s", 1.0), is_log=True),
         {"": tuple(series)},
         " ".join(filter(None, notes)),
-        doc.Placement.HTML,
+        doc.OnPage.HTML,
         subtitle=fixed(workload),
         keys=tuple(names),
         references=tuple(doc.Reference(doc.ReferenceKind.ROOF, peak, _roof_name(peak, below, len(roofs)), ridge)
@@ -527,6 +540,6 @@ def _roof_name(peak: float, below: Sequence[str], roofs: int) -> str:
 def _roof(workload: WorkloadFindings, case: CaseResult) -> tuple[float | None, float | None]:
     """Return the FLOP per byte of the ridge of a case, and its peak in TFLOP/s."""
     dtype = str(case.params.get("dtype") or case.params.get("precision") or "")
-    ridge = case.limit.ridge or workload.ridges.get(dtype)
+    ridge = case.limit.ridge or workload.gpu.ridges.get(dtype)
     share = case.limit.flops_share
     return ridge, case.tflops_done / share if share and case.tflops_done else None

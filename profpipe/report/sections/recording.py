@@ -10,10 +10,20 @@ from pathlib import PurePath
 from profpipe.analysis.case_index import Measure
 from profpipe.analysis.findings import CLOSE, CaseResult, Findings, Iteration, WorkloadFindings
 from profpipe.analysis.kernels import ClassTotal, KernelBreakdown, KernelTotals, find_variants
-from profpipe.analysis.steps import IDLE_PARTS, ONE_DEVICE, Contradiction, Place, StepPart, StepParts, place_name
+from profpipe.analysis.steps import IDLE_PARTS, ONE_DEVICE, Place, StepPart, StepParts, place_name
 from profpipe.job import Cause, Status
 from profpipe.report import document as doc
-from profpipe.report.labels import case_texts, duration, fill, literal, percent, plural, ratio, short_names, with_share
+from profpipe.report.labels import (
+    case_texts,
+    duration,
+    fill,
+    literal,
+    make_time_cell,
+    percent,
+    plural,
+    ratio,
+    short_names,
+)
 from profpipe.report.sections.plots import pieces
 from profpipe.report.sections.steps import LEAST_SHOWN, PART_NAMES, WHY_IDLE, copy_table
 from profpipe.report.units import Unit, count, size_unit, step_unit, time_unit
@@ -96,14 +106,14 @@ def _reason(workload: WorkloadFindings) -> str:
     if not workload.steps.recordings:
         return _SUMS if workload.iteration is Iteration.CAPTURE else _NO_TIMES
     ends = "" if _has_unknown_times(workload) else ", from the first operation of each GPU to its last"
-    is_contradicted = any(contradiction.check.forbids_steps for contradiction in workload.steps.contradictions)
+    is_contradicted = any(check.forbids_steps for _, _, check, *_ in workload.steps.contradictions)
     is_span = workload.declared is not None and workload.declared.capture is not None
     why = _CONTRADICTED if is_contradicted else _NO_MARKER if is_span else _NOTHING_RECURS
     return f"{why} The figures are of the whole recording{ends} ({workload.kernel_profiler})."
 
 
-def _parts_table(workload: WorkloadFindings) -> doc.Table:
-    """Return a row for each case and rank, or GPU of the only process: what was recorded, and its parts."""
+def _parts_table(workload: WorkloadFindings) -> doc.TableBlock:
+    """Return a row per case and rank, or GPU of the only process: what was recorded, and its parts."""
     recorded = [
         (case, place, parts)
         for case, by_place in workload.steps.recordings.items()
@@ -117,9 +127,9 @@ def _parts_table(workload: WorkloadFindings) -> doc.Table:
         (doc.label("case"), lambda row: labels.get(row[0], "")),
         (doc.label("rank", "GPU" if is_lone else "rank"),
          lambda row: f"GPU {row[1][1]}" if is_lone else place_name(row[1])),
-        (doc.Column("wall", "recorded", unit), lambda row: row[2].wall_ns),
-        *((doc.Column(part.value, PART_NAMES[part], unit),
-           lambda row, part=part: with_share(row[2].ns[part], row[2].share(row[2].ns[part])))
+        (doc.number("wall", "recorded", unit), lambda row: row[2].wall_ns),
+        *((doc.number(part.value, PART_NAMES[part], unit),
+           lambda row, part=part: make_time_cell(row[2].ns[part], row[2].share(row[2].ns[part])))
           for part in StepPart if any(parts.share(parts.ns[part]) >= LEAST_SHOWN for *_, parts in recorded)),
     ]  # fmt: skip
     alone = {"case": len(workload.cases), "rank": len(places)}
@@ -136,7 +146,7 @@ def launches(workload: WorkloadFindings) -> doc.Section:
         (doc.label("kernel"), lambda row: doc.Code(short[row[1]])),
         (doc.words("grid"), lambda row: _size(row[2])),
         (doc.words("block"), lambda row: _size(row[3])),
-        (doc.Column("ns", "median", time_unit(time.ns for *_, time in rows)), lambda row: row[-1].ns),
+        (doc.number("ns", "median", time_unit(time.ns for *_, time in rows)), lambda row: row[-1].ns),
         (doc.count("calls"), lambda row: row[-1].n),
     ]
     table = doc.table_of("launches", rows, columns[len(workload.cases) < 2 :])
@@ -184,15 +194,15 @@ def compared_kernels(workload: WorkloadFindings) -> doc.Text:
     return fill("{}. Medians of a launch: {}.", begin, doc.join(named, separator="; ", last="; "))
 
 
-def _waits_table(workload: WorkloadFindings) -> doc.Table:
-    """Return a row for each function in which the host waited for the GPU, of each case."""
+def _waits_table(workload: WorkloadFindings) -> doc.TableBlock:
+    """Return a row per function in which the host waited for the GPU, of each case."""
     labels = case_texts(workload.cases)
     rows = [(labels.get(case, ""), *call) for case, waits in workload.steps.waits.items() for call in waits.items()]
     columns: doc.Columns[tuple[doc.Text, str, ClassTotal]] = [
         (doc.label("case"), lambda row: row[0]),
         (doc.label("call", "calls in which the host waited"), lambda row: doc.Code(row[1])),
         (doc.count("calls", "number"), lambda row: row[2].calls),
-        (doc.Column("ns", "time", time_unit(total.ns for *_, total in rows)), lambda row: row[2].ns),
+        (doc.number("ns", "time", time_unit(total.ns for *_, total in rows)), lambda row: row[2].ns),
     ]
     return doc.table_of("host_waits", rows, columns[len(workload.cases) < 2 :])
 
@@ -208,19 +218,18 @@ def _totals(workload: WorkloadFindings) -> KernelTotals:
     return workload.recorded.capture_totals.get(key, KernelTotals())
 
 
-def _variants_table(workload: WorkloadFindings) -> doc.Table:
-    """Return a row for each variant of a kernel: its time, relative to the fastest one, and its bandwidth by ncu."""
+def _variants_table(workload: WorkloadFindings) -> doc.TableBlock:
+    """Return a row per variant of a kernel: its time, relative to the fastest one, and its bandwidth by ncu."""
     rows = [(group[0][1], *variant) for group in _variants(workload) for variant in group]
     short, unit = short_names(name for _, name, _ in rows), time_unit(total.ns / total.calls for *_, total in rows)
-    moved = {
-        counter.kernel: counter.values[_BANDWIDTH][0] for counter in workload.counters if _BANDWIDTH in counter.values
-    }
+    counters = [counter for counter in workload.kernels.counters if _BANDWIDTH in counter.values]
+    moved = {counter.kernel: counter.values[_BANDWIDTH][0] for counter in counters}
     columns: doc.Columns[tuple[ClassTotal, str, ClassTotal]] = [
         (doc.label("variant", "variants of a kernel"), lambda row: doc.Code(short[row[1]])),
         (doc.count("calls", "launches"), lambda row: row[2].calls),
-        (doc.Column("ns", "time of a launch", unit), lambda row: row[2].ns / row[2].calls),
+        (doc.number("ns", "time of a launch", unit), lambda row: row[2].ns / row[2].calls),
         (doc.ratio("factor", "of the fastest"), lambda row: row[2].ns / row[2].calls / (row[0].ns / row[0].calls)),
-        (doc.Column("bandwidth", "DRAM (ncu)", Unit("GB/s", 1e9)), lambda row: moved.get(row[1], "")),
+        (doc.number("bandwidth", "DRAM (ncu)", Unit("GB/s", 1e9)), lambda row: moved.get(row[1], "")),
     ]
     return doc.table_of("variants", rows, columns if moved else columns[:-1])
 
@@ -242,8 +251,10 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
     yield from contradictions(workload)
     if not _is_of_everything(workload):
         return
+    if only and not only.breakdown and (spent := answer(workload, only)):
+        yield spent
     if only and only.breakdown and (spent := answer(workload, only)):
-        if workload.basis is None or workload.basis.is_timed:
+        if workload.time_source is None or workload.time_source.is_timed:
             yield spent
         yield sum_of_kernels(workload, only, only.breakdown)
         yield from _long_launch(workload)
@@ -290,7 +301,7 @@ def _used(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
     ended = {job.profiler: (job.status, job.cause) for job in workload.jobs}
     # The runner skips torch where no process imported it.
     is_without_torch = ended.get("torch") == (Status.SKIPPED, Cause.TOOL_MISSING) and wall_ns
-    is_without_gpu = workload.has_no_gpu or ended.get("nsys", (None,))[0] is Status.OK
+    is_without_gpu = workload.gpu.is_absent or ended.get("nsys", (None,))[0] is Status.OK
     if is_without_torch and is_without_gpu and not (case.breakdown or workload.launches or workload.steps.copies):
         yield "profpipe measures GPU programs. For a program on the CPU use py-spy (Python) or perf."
 
@@ -306,7 +317,7 @@ def _spans(workload: WorkloadFindings) -> Iterator[doc.Text]:
             yield fill(f"{job.profiler} recorded {span}", of)
 
 
-def without_kernels(workload: WorkloadFindings) -> doc.Text:
+def name_copies(workload: WorkloadFindings) -> doc.Text:
     """Return that only copies and sets were recorded, and which; empty where kernels were, or nothing."""
     copies = [copy for case_copies in workload.steps.copies.values() for copy in case_copies.items()]
     if not copies or any(case.breakdown for case in workload.cases):
@@ -350,7 +361,8 @@ def sum_of_kernels(workload: WorkloadFindings, case: CaseResult, breakdown: Kern
     classes = sorted(((part.ns, name) for name, part in breakdown.classes.items() if part.ns), reverse=True)[:2]
     named = [fill(f"{name} {{}}", percent(ns / total.ns)) for ns, name in classes if name != "other"]
     if not named and breakdown.kind == "kernel":
-        short, rows = short_names(row.kernel for row in workload.top), [r for r in workload.top if r.case == case.id]
+        top = workload.kernels.top
+        short, rows = short_names(row.kernel for row in top), [row for row in top if row.case == case.id]
         named = [
             fill("{} {} ({} a launch)", doc.Code(short[row.kernel]), percent(row.share), duration(row.ns / row.calls))
             for row in rows[:_NAMED]
@@ -361,7 +373,7 @@ def sum_of_kernels(workload: WorkloadFindings, case: CaseResult, breakdown: Kern
 
 def _has_unknown_times(workload: WorkloadFindings) -> bool:
     """Return True where it is unknown when kernels ran, or on which GPU, so that nothing is known of idle time."""
-    checks = {contradiction.check for contradiction in workload.steps.contradictions}
+    checks = {check for _, _, check, *_ in workload.steps.contradictions}
     return Check.SHARED_IDS in checks or (Check.OUTSIDE_STEPS in checks and not _is_busy(workload))
 
 
@@ -374,41 +386,37 @@ def _is_busy(workload: WorkloadFindings) -> bool:
 def contradictions(workload: WorkloadFindings) -> Iterator[doc.Text]:
     """Yield what the recordings contradict themselves in, and what follows from it."""
     labels = case_texts(workload.cases) if len(workload.cases) > 1 else {}
-    for contradiction in workload.steps.contradictions:
-        of = fill(" ({})", labels[contradiction.case]) if contradiction.case in labels else ""
+    for case, profiler, check, subject, value, total in workload.steps.contradictions:
+        of = fill(" ({})", labels[case]) if case in labels else ""
         # Another profiler, or none, may give figures of a step beside this one.
-        end = (
-            f" The recording of {contradiction.profiler} gives no figure of a step."
-            if contradiction.check.forbids_steps
-            else ""
-        )
-        yield fill(f"{{}}{{}}.{end}", _contradiction(contradiction, _is_busy(workload)), of)
+        end = f" The recording of {profiler} gives no figure of a step." if check.forbids_steps else ""
+        yield fill(f"{{}}{{}}.{end}", _contradiction(check, subject, value, total, is_busy=_is_busy(workload)), of)
 
 
-def _contradiction(contradiction: Contradiction, is_busy: bool) -> doc.Text:
-    number, n, subject = count(contradiction.value), count(contradiction.n), contradiction.subject
-    match contradiction.check:
+def _contradiction(check: Check, subject: str, value: float, total: int, *, is_busy: bool) -> doc.Text:
+    number, n = count(value), count(total)
+    match check:
         case Check.LATE_END:
-            launches = plural(contradiction.n, "launch", "launches")
+            launches = plural(total, "launch", "launches")
             text = f"The file says that {launches} of {{}} ended after the next kernel of the stream had ended. The end"
             text += " was set to the start of that kernel, which removed {}"
-            return fill(text, doc.Code(subject), duration(contradiction.value))
+            return fill(text, doc.Code(subject), duration(value))
         case Check.LOST_KERNELS:
             who = subject.capitalize() or "The program"
             lost = f" made {n} launches, and {number} of them have no kernel in the file: records were lost"
             return doc.concat(who, lost)
         case Check.REPLAYS:
-            who = "1 replay of a CUDA graph lacks" if contradiction.n == 1 else f"The {n} replays of a CUDA graph lack"
+            who = "1 replay of a CUDA graph lacks" if total == 1 else f"The {n} replays of a CUDA graph lack"
             return f"{who} {number} kernels that other replays have: records were lost"
         case Check.OUTSIDE_STEPS:
             text = f"{{}} of the kernel time that {n} steps launched ran after them or in other steps, so"
             unknown = "the time of a step" if is_busy else "idle time"
-            return fill(f"{text} {unknown} is unknown", percent(contradiction.value / 100))
+            return fill(f"{text} {unknown} is unknown", percent(value / 100))
         case Check.SHARED_IDS:
             text = f"{number} of {n} kernels have a launch number that several processes of this merged trace use, so"
             return f"{text} their process is unknown"
-    clause = "1 step was found, but it holds" if contradiction.n == 1 else f"{n} steps were found, but they hold"
-    end = fill(f"{clause} only {{}} of the kernel time", percent(contradiction.value / 100))
+    clause = "1 step was found, but it holds" if total == 1 else f"{n} steps were found, but they hold"
+    end = fill(f"{clause} only {{}} of the kernel time", percent(value / 100))
     return doc.concat(f"{subject.capitalize()}: " if subject else "", end)
 
 
@@ -435,7 +443,7 @@ def recordings(findings: Findings, run: Manifest) -> doc.Section:
         (doc.label("tool"), lambda row: f"{row[2].tool} {row[2].tool_version}".strip()),
         (doc.label("GPU"), lambda row: row[2].device or "not named"),
         (doc.count("launches"), lambda row: row[2].launches),
-        (doc.Column("total", "kernel time", unit), lambda row: row[2].total_ns),
+        (doc.number("total", "kernel time", unit), lambda row: row[2].total_ns),
     ]
     chart = _chart([(f"{name} ({file.tool})", breakdown) for name, breakdown, file in rows])
     blocks = (doc.table_of("recordings", rows, columns), chart) if len(rows) > 1 else ()

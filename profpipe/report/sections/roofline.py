@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
 from profpipe.analysis.case_index import OVERHEAD
 from profpipe.analysis.cases import in_words
@@ -39,23 +38,29 @@ def limits(workload: WorkloadFindings, part: WorkloadFindings) -> doc.Section:
     is_one_shape = len({case.shape for case in largest}) == 1
     title = in_words(largest[0].shape) if is_one_shape and workload.compare else ""
     first = table(part, largest, is_one_shape, title)
-    second = table(part, others, False, "other cases" if first.rows else "")
-    second = replace(second, id="other_limits", placement=doc.Placement.DETAILS)
-    notes = doc.Bullets(tuple(explanations(part)), doc.Placement.DETAILS)
-    rates = f"Rates of the machine: {workload.rates.source}." if workload.rates.source else ""
-    blocks = (first, second, notes, doc.Paragraph(rates, doc.Placement.DETAILS))
+    second = table(part, others, False, "other cases" if first.rows else "", "other_limits", doc.OnPage.DETAILS)
+    notes = doc.Bullets(tuple(explanations(part)), doc.OnPage.DETAILS)
+    rates = f"Rates of the machine: {workload.gpu.rates.source}." if workload.gpu.rates.source else ""
+    blocks = (first, second, notes, doc.Paragraph(rates, doc.OnPage.DETAILS))
     shown = blocks if first.rows or second.rows else ()
     return doc.make_section("limits", "What limits it", shown, _definition(workload, largest), workload.name)
 
 
-def table(workload: WorkloadFindings, cases: Sequence[CaseResult], is_one_shape: bool, title: str = "") -> doc.Table:
-    """Return a row for each case whose limit is known, or unknown for want of declared FLOPs or bytes.
+def table(
+    workload: WorkloadFindings,
+    cases: Sequence[CaseResult],
+    is_one_shape: bool,
+    title: str = "",
+    id: str = "limits",
+    placement: doc.OnPage = doc.OnPage.SUMMARY,
+) -> doc.TableBlock:
+    """Return a row per case whose limit is known, or unknown for want of declared FLOPs or bytes.
 
     The table is empty where no limit of the workload is known.
     """
     has_limits = any(case.limit.limited_by for case in workload.cases)
     limited = [case for case in cases if has_limits and (case.limit.limited_by or _undeclared(case))]
-    rate = "ceiling" if workload.rates_measured else "peak"
+    rate = "ceiling" if workload.gpu.rates_measured else "peak"
     slowed = workload.recorded.slowed_cases(workload.kernel_profiler)
     times = time_unit(ns for case in limited for ns in (case.limit.gpu_ns, case.limit.issue_ns) if ns)
     sizes = size_unit(case.limit.dram_bytes for case in limited)
@@ -63,22 +68,22 @@ def table(workload: WorkloadFindings, cases: Sequence[CaseResult], is_one_shape:
     columns = [
         (doc.label("case", workload.compare or "case"),
          lambda c: variant_text(c) if is_one_shape and c.variant else case_text(c)),
-        (doc.Column("gpu", "GPU time", times),
-         lambda c: doc.Cell(c.limit.gpu_ns, note="at most" if _includes_gaps(c) else "")),
-        (doc.Column("issue", "host issues in", times), lambda c: c.limit.issue_ns),
-        (doc.Column("idle", "GPU idle %"),
+        (doc.number("gpu", "GPU time", times),
+         lambda c: doc.TableCell(c.limit.gpu_ns, note="at most" if _includes_gaps(c) else "")),
+        (doc.number("issue", "host issues in", times), lambda c: c.limit.issue_ns),
+        (doc.number("idle", "GPU idle %"),
          lambda c: share_cell(c.idle_share, Flag.PROFILER_OVERHEAD if c.id in slowed else None)),
         (doc.ratio("graph", "as CUDA graph"), _graph_speedup),
-        (doc.Column("intensity", "FLOP/byte"), lambda c: c.limit.intensity),
-        (doc.Column("tflops", tflops), lambda c: c.tflops_done),
-        (doc.Column("flops_share", f"% of {rate} FLOP/s"), lambda c: share_cell(c.limit.flops_share)),
-        (doc.Column("dram", "DRAM", sizes), lambda c: c.limit.dram_bytes),
-        (doc.Column("moved", "must move", sizes),
+        (doc.number("intensity", "FLOP/byte"), lambda c: c.limit.intensity),
+        (doc.number("tflops", tflops), lambda c: c.tflops_done),
+        (doc.number("flops_share", f"% of {rate} FLOP/s"), lambda c: share_cell(c.limit.flops_share)),
+        (doc.number("dram", "DRAM", sizes), lambda c: c.limit.dram_bytes),
+        (doc.number("moved", "must move", sizes),
          lambda c: c.values.get("bytes_moved") if c.limit.dram_bytes else None),
-        (doc.Column("bandwidth_share", f"% of {rate} bytes/s"), lambda c: share_cell(c.limit.bandwidth_share)),
+        (doc.number("bandwidth_share", f"% of {rate} bytes/s"), lambda c: share_cell(c.limit.bandwidth_share)),
         (doc.label("limiter", "limited by"), lambda c: _LIMITERS.get(c.limit.limited_by, MISSING)),
     ]  # fmt: skip
-    return doc.table_of("limits", limited, columns, title)
+    return doc.table_of(id, limited, columns, title, placement)
 
 
 def _includes_gaps(case: CaseResult) -> bool:
@@ -110,7 +115,7 @@ def _definition(workload: WorkloadFindings, cases: Sequence[CaseResult]) -> str:
     parts = []
     if limiters & {Limiter.COMPUTE, Limiter.MEMORY}:
         ridges = ", ".join(f"{ridge} for {types}" for types, ridge in _ridges(workload))
-        rates = "measured ceilings" if workload.rates_measured else "peak rates"
+        rates = "measured ceilings" if workload.gpu.rates_measured else "peak rates"
         parts.append(
             f"Roofline with the machine's {rates}: arithmetic limits a call with more FLOP per byte than the ridge"
             f"{f' ({ridges})' if ridges else ''}, memory a call with less."
@@ -145,7 +150,7 @@ def explanations(workload: WorkloadFindings) -> Iterator[doc.Text]:
 
 
 def _missing_declarations(workload: WorkloadFindings) -> Iterator[doc.Text]:
-    rate = "measured ceiling" if workload.rates_measured else "peak"
+    rate = "measured ceiling" if workload.gpu.rates_measured else "peak"
     for undeclared, other, unit in _UNDECLARED:
         cases = [case for case in workload.cases if _undeclared(case) == undeclared]
         if shares := [case.limit.flops_share or case.limit.bandwidth_share or 0.0 for case in cases]:
@@ -166,7 +171,7 @@ def _left_out(workload: WorkloadFindings) -> Iterator[str]:
     for count, why in (
         (sum(not limit.flops_share for limit in rated), "the peak of the data type is unknown"),
         (sum(not limit.bandwidth_share for limit in rated), "the GPU's memory bandwidth is unknown"),
-        (low, f"the rates are below 10 % of both {'measured ceilings' if workload.rates_measured else 'peaks'}"),
+        (low, f"the rates are below 10 % of both {'measured ceilings' if workload.gpu.rates_measured else 'peaks'}"),
     ):
         if count:
             yield f"Without a row: {plural(count, 'case')}, because {why}."
@@ -176,7 +181,7 @@ def _ridges(workload: WorkloadFindings) -> Iterator[tuple[str, str]]:
     """Yield data types and the FLOP per byte of the ridge, where all cases of a type agree on it."""
     untyped_cases = [case for case in workload.cases if not case.limit.dtypes]
     named = {str(case.params.get("dtype") or case.params.get("precision") or "") for case in untyped_cases}
-    yield from ((name, number(ridge)) for name, ridge in workload.ridges.items() if name in named)
+    yield from ((name, number(ridge)) for name, ridge in workload.gpu.ridges.items() if name in named)
     limits = (case.limit for case in workload.cases if case.limit.dtypes and case.limit.ridge)
     others = grouped((" and ".join(limit.dtypes), number(limit.ridge)) for limit in limits)
     yield from ((types, ridges[0]) for types, ridges in others.items() if len(set(ridges)) == 1)
@@ -198,7 +203,7 @@ def summary(workload: WorkloadFindings) -> Iterator[doc.Text]:
     case = shape.fastest if shape else None
     if shape is None or case is None or case.limit.limited_by is None:
         return
-    limit, rate = case.limit, "measured ceiling" if workload.rates_measured else "peak"
+    limit, rate = case.limit, "measured ceiling" if workload.gpu.rates_measured else "peak"
     place = f" at {literal(in_words(shape.axes))}" if shape.axes else ""
     if limit.limited_by is Limiter.HOST:
         yield fill(f"{{}} is host-bound{place}: launching takes longer than running.", doc.Code(case.variant))

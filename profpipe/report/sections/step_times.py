@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from profpipe.analysis.case_index import Number
+from profpipe.analysis.case_index import MetricRow
 from profpipe.analysis.costs import Cost, find_costs
 from profpipe.analysis.findings import CaseResult, WorkloadFindings
 from profpipe.analysis.grouping import grouped
@@ -57,27 +57,27 @@ def _list_case_steps(workload: WorkloadFindings) -> list[tuple[CaseResult, CaseS
     return [(case, case_steps) for case in workload.cases if (case_steps := workload.steps.of(case.id))]
 
 
-def by_profiler(workload: WorkloadFindings) -> doc.Section:
+def compare_profilers(workload: WorkloadFindings) -> doc.Section:
     """Return the step times side by side; empty where one profiler timed each case."""
     cases = [(case, case_steps) for case, case_steps in _list_case_steps(workload) if len(case_steps.times) > 1]
     names = list(dict.fromkeys(name for _, case_steps in cases for name in case_steps.times))
     unit = step_unit(time.ns for _, case_steps in cases for time in case_steps.times.values())
 
-    def cell(case_steps: CaseSteps, name: str) -> doc.Cell:
+    def cell(case_steps: CaseSteps, name: str) -> doc.TableCell:
         if name not in case_steps.times:
-            return doc.Cell(missing=MISSING)
+            return doc.TableCell(missing=MISSING)
         time, added = case_steps.times[name].ns, case_steps.overheads.get(name)
         if added is None:
-            return doc.Cell(time)
+            return doc.TableCell(time)
         note = signed_percent(added)
         if case_steps.uneven:
             # The times of the columns are of all steps, and the median where steps are even under one profiler.
-            same = case_steps.same_steps[name]
-            note += f": {number(same.ns / unit.size)} over {number(same.without_ns / unit.size)}"
-        return doc.Cell(time, note=f"({note})")
+            ns, without_ns, _ = case_steps.same_steps[name]
+            note += f": {number(ns / unit.size)} over {number(without_ns / unit.size)}"
+        return doc.TableCell(time, note=f"({note})")
 
     columns = [doc.label("case")]
-    columns += [doc.Column(name, "without a profiler" if name == "plain" else name, unit) for name in names]
+    columns += [doc.number(name, "without a profiler" if name == "plain" else name, unit) for name in names]
     rows = [[case_text(case), *(cell(case_steps, name) for name in names)] for case, case_steps in cases]
     table = doc.make_table("step_times", columns, rows).without(*_lone(case=len(workload.cases)))
     title = "Step time under each profiler"
@@ -97,20 +97,20 @@ def costs(workload: WorkloadFindings) -> doc.Section:
     columns: doc.Columns[Cost] = [
         (doc.label("case"), lambda cost: case_text(cost.case)),
         (doc.count("gpus", "GPUs"), lambda cost: cost.gpus),
-        (doc.Column("tflop", "TFLOP a step"), lambda cost: _convert_to_tera(cost.flops)),
-        (doc.Column("tflops", "TFLOP/s a GPU"), lambda cost: _convert_to_tera(cost.flops_per_s)),
+        (doc.number("tflop", "TFLOP a step"), lambda cost: _convert_to_tera(cost.flops)),
+        (doc.number("tflops", "TFLOP/s a GPU"), lambda cost: _convert_to_tera(cost.flops_per_s)),
         (doc.percent("mfu", "MFU"), lambda cost: cost.mfu),
-        (doc.Column("energy", "J a step"), lambda cost: cost.step_j),
-        (doc.Column("power", "W"), lambda cost: cost.power_w),
-        (doc.Column("item_energy", f"J per {_singular(item)}"), lambda cost: cost.item_j),
-        (doc.Column("token_energy", "J per token"), lambda cost: cost.token_j),
-        (doc.Column("price", "EUR per 1000 steps"), lambda cost: cost.euros_per_1000_steps),
-        (doc.Column("item_price", f"EUR per million {item}"), lambda cost: cost.euros_per_million_items),
+        (doc.number("energy", "J a step"), lambda cost: cost.step_j),
+        (doc.number("power", "W"), lambda cost: cost.power_w),
+        (doc.number("item_energy", f"J per {_singular(item)}"), lambda cost: cost.item_j),
+        (doc.number("token_energy", "J per token"), lambda cost: cost.token_j),
+        (doc.number("price", "EUR per 1000 steps"), lambda cost: cost.euros_per_1000_steps),
+        (doc.number("item_price", f"EUR per million {item}"), lambda cost: cost.euros_per_million_items),
     ]
     table = doc.table_of("step_costs", step_costs, columns).without(*_lone(case=len(workload.cases)))
     title = "What a token costs" if any(cost.token_j for cost in step_costs) else "What a step costs"
     note = doc.join(
-        [*_explain_work(workload, step_costs), *_explain_costs(step_costs, workload.price)], separator=" ", last=" "
+        [*_explain_work(workload, step_costs), *_explain_costs(step_costs, workload.gpu.price)], separator=" ", last=" "
     )
     if all(column.id in ("case", "gpus") for column in table.columns):
         # Only the reasons are known.
@@ -148,7 +148,7 @@ def _explain_work(workload: WorkloadFindings, step_costs: Sequence[Cost]) -> lis
             " under torch by the formulas of its flop counter."
         )
     peaks = {(cost.dtype, cost.peak) for cost in step_costs if cost.mfu}
-    name = workload.data_sheet[0]
+    name = workload.gpu.data_sheet[0]
     sentences += [
         f"MFU: share of {number(peak / 1e12)} TFLOP/s, dense {dtype} by the data sheet of {name}."
         for dtype, peak in sorted(peaks)
@@ -194,7 +194,7 @@ def _singular(items: str) -> str:
 
 
 #: A case, the length of a prompt, and the figures of its requests by metric.
-_Requests = tuple[CaseResult, int, Mapping[str, Number]]
+_Requests = tuple[CaseResult, int, Mapping[str, MetricRow]]
 
 
 _PROMPT = re.compile(rf"{PROMPT_PREFIX}(\d{{1,9}})")
@@ -221,10 +221,10 @@ def requests(workload: WorkloadFindings) -> doc.Section:
     def value(metric: str) -> Callable[[_Requests], float]:
         return lambda row: row[2][metric].value
 
-    def make_time_column(metric: str, header: str) -> tuple[doc.Column, Callable[[_Requests], float]]:
-        return doc.Column(metric, header, time_unit(map(value(metric), rows))), value(metric)
+    def make_time_column(metric: str, header: str) -> tuple[doc.TableColumn, Callable[[_Requests], float]]:
+        return doc.number(metric, header, time_unit(map(value(metric), rows))), value(metric)
 
-    columns: list[tuple[doc.Column, Callable[[_Requests], doc.Content]]] = [
+    columns: list[tuple[doc.TableColumn, Callable[[_Requests], doc.Content]]] = [
         (doc.label("case"), lambda row: case_text(row[0])),
         (doc.count("prompt", "prompt tokens"), lambda row: row[1]),
         (doc.count("requests"), lambda row: int(row[2]["time_to_first_token"].n)),
@@ -235,9 +235,9 @@ def requests(workload: WorkloadFindings) -> doc.Section:
         (doc.count("tokens_per_s", "tokens/s"), value("tokens_per_s")),
     ]
     prices = {cost.case.id: cost.euros_per_s for cost in find_costs(workload)}
-    if workload.price:
+    if workload.gpu.price:
         columns.append((
-            doc.Column("price", "EUR per million tokens"),
+            doc.number("price", "EUR per million tokens"),
             lambda row: _million(prices.get(row[0].id), row[2]["tokens_per_s"].value),
         ))  # fmt: skip
     is_uneven = any("plain" in case_steps.uneven for case_steps in workload.steps.cases)
@@ -256,7 +256,7 @@ _OF_REQUESTS = (
 )
 
 
-def of_requests(workload: WorkloadFindings) -> doc.Text:
+def describe_requests(workload: WorkloadFindings) -> doc.Text:
     """Return the figures of the longest prompt of the only case; empty without requests."""
     rows = _requests(workload)
     if len(workload.cases) != 1 or not rows:
@@ -344,7 +344,7 @@ def ranks(workload: WorkloadFindings) -> doc.Section:
     return doc.make_section("step_ranks", "Ranks" if has_ranks else "GPUs", blocks, summary, workload.name)
 
 
-def _ranks_table(cases: Sequence[tuple[CaseResult, CaseSteps]], title: str) -> doc.Table:
+def _ranks_table(cases: Sequence[tuple[CaseResult, CaseSteps]], title: str) -> doc.TableBlock:
     rows = [(case, case_steps, rank) for case, case_steps in cases for rank in case_steps.ranks]
     unit, memory = step_unit(rank.time.ns for *_, rank in rows), size_unit(rank.peak_memory for *_, rank in rows)
 
@@ -364,18 +364,18 @@ def _ranks_table(cases: Sequence[tuple[CaseResult, CaseSteps]], title: str) -> d
         (doc.label("rank"), lambda row: str(row[2].rank)),
         (doc.label("device", "GPU"), lambda row: "" if row[2].device is None else str(row[2].device)),
         (doc.label("node"), lambda row: row[2].node),
-        (doc.Column("time", "median step", unit), lambda row: row[2].time.ns),
-        (doc.Column("compute", "compute", unit), of(StepPart.COMPUTE)),
-        (doc.Column("communication", "exposed communication", unit), of(StepPart.COMMUNICATION)),
-        (doc.Column("waiting", "waiting, part of it", unit),
+        (doc.number("time", "median step", unit), lambda row: row[2].time.ns),
+        (doc.number("compute", "compute", unit), of(StepPart.COMPUTE)),
+        (doc.number("communication", "exposed communication", unit), of(StepPart.COMMUNICATION)),
+        (doc.number("waiting", "waiting, part of it", unit),
          lambda row: _or_empty(row[2].parts.waiting_ns if row[2].parts else None)),
-        (doc.Column("hidden", "hidden communication", unit), lambda row: hidden(row[2])),
-        (doc.Column("copy", "exposed copies", unit), of(StepPart.COPY)),
-        (doc.Column("idle", "idle", unit), of(*IDLE_PARTS)),
+        (doc.number("hidden", "hidden communication", unit), lambda row: hidden(row[2])),
+        (doc.number("copy", "exposed copies", unit), of(StepPart.COPY)),
+        (doc.number("idle", "idle", unit), of(*IDLE_PARTS)),
         (doc.words("waited_for", "others wait for it in"), lambda row: waited_for(row[1], row[2])),
-        (doc.Column("memory", "peak memory", memory), lambda row: _or_empty(row[2].peak_memory)),
+        (doc.number("memory", "peak memory", memory), lambda row: _or_empty(row[2].peak_memory)),
     ]  # fmt: skip
-    placement = doc.Placement.SUMMARY if len(rows) <= _RANKS else doc.Placement.DETAILS
+    placement = doc.OnPage.SUMMARY if len(rows) <= _RANKS else doc.OnPage.DETAILS
     table = doc.table_of("ranks", rows, columns, title, placement)
     has_nodes = any(rank.node for *_, rank in rows)
     waits = any(
@@ -467,12 +467,12 @@ def outliers(workload: WorkloadFindings) -> doc.Section:
         (doc.count("rank"), lambda row: row[2].rank if row[1].processes > 1 else ""),
         (doc.count("device", "GPU"), lambda row: _or_empty(row[2].device)),
         (doc.count("step"), lambda row: row[2].step),
-        (doc.Column("wall", "time", unit), lambda row: row[2].wall_ns),
-        (doc.Column("median", "median", unit), lambda row: row[2].median_ns),
-        *((doc.Column(cause.value, f"more {_CAUSES[cause]}", unit), lambda row, of=cause: row[2].excess.get(of) or "")
-          for cause in OutlierCause),
+        (doc.number("wall", "time", unit), lambda row: row[2].wall_ns),
+        (doc.number("median", "median", unit), lambda row: row[2].median_ns),
+        *((doc.number(cause.value, f"more {_CAUSES[cause]}", unit),
+           lambda row, of=cause: row[2].excess.get(of) or "") for cause in OutlierCause),
     ]  # fmt: skip
-    table = doc.table_of("outliers", rows, columns[is_lone:], "Every outlier", doc.Placement.DETAILS)
+    table = doc.table_of("outliers", rows, columns[is_lone:], "Every outlier", doc.OnPage.DETAILS)
     blocks = (doc.Bullets(items), table)
     return doc.make_section("step_outliers", "Outliers", blocks, summary, workload.name, folds_long_tables=True)
 
@@ -507,10 +507,10 @@ def _step_table(workload: WorkloadFindings, case: CaseResult, case_steps: CaseSt
         (doc.label("device", "GPU"), lambda row: "" if row.place == ONE_DEVICE else str(row.place)),
         (doc.label("step"), lambda row: str(row.step)),
         (doc.label("state"), lambda row: _STATES.get(row.state, row.state)),
-        (doc.Column("wall", "time", unit), lambda row: row.wall_ns),
-        *((doc.Column(part.value, PART_NAMES[part], unit), lambda row, of=part: getattr(row, of.column))
+        (doc.number("wall", "time", unit), lambda row: row.wall_ns),
+        *((doc.number(part.value, PART_NAMES[part], unit), lambda row, of=part: getattr(row, of.column))
           for part in StepPart),
-        (doc.Column("waiting", "waiting, part of exposed communication", unit), lambda row: row.waiting_ns),
+        (doc.number("waiting", "waiting, part of exposed communication", unit), lambda row: row.waiting_ns),
         (doc.count("kernels", "launches"), lambda row: row.kernels),
     ]  # fmt: skip
     rest = (
@@ -520,7 +520,7 @@ def _step_table(workload: WorkloadFindings, case: CaseResult, case_steps: CaseSt
     )
     title = fill(f"{{}} ({case_steps.profiler}{rest})", case_text(case) if case.id else workload.name)
     id, lines = f"steps {case.id}".strip(), shown.where(shown.notna(), "").itertuples()
-    table = doc.table_of(id, lines, columns, placement=doc.Placement.DETAILS)
+    table = doc.table_of(id, lines, columns, placement=doc.OnPage.DETAILS)
     return doc.Details(
         title,
         (table.without(*_lone(rank=case_steps.processes, device=len(case_steps.ranks) - case_steps.processes + 1)),),
@@ -550,27 +550,27 @@ def processes(workload: WorkloadFindings) -> doc.Section:
 
     memory, busy = size_unit(numbers("peak_allocated")), time_unit(numbers("communication_busy"))
     metrics = [
-        doc.Column("time", "time", time_unit(numbers("time"))),
-        doc.Column("peak_allocated", "peak memory", memory),
-        doc.Column("peak_reserved", "reserved", memory),
-        *(doc.Column(metric, title) for metric, title in _ERRORS.items()),
-        doc.Column("communication_busy", "communicates", busy),
-        doc.Column("compute_busy", "computes", busy),
-        doc.Column("communication_overlap", "hidden %"),
+        doc.number("time", "time", time_unit(numbers("time"))),
+        doc.number("peak_allocated", "peak memory", memory),
+        doc.number("peak_reserved", "reserved", memory),
+        *(doc.number(metric, title) for metric, title in _ERRORS.items()),
+        doc.number("communication_busy", "communicates", busy),
+        doc.number("compute_busy", "computes", busy),
+        doc.number("communication_overlap", "hidden %"),
     ]
     differences = [
-        doc.Column(f"{error}{ending}", f"{tensor}: {title}")
+        doc.number(f"{error}{ending}", f"{tensor}: {title}")
         for ending, tensor in _TENSORS.items()
         for error, title in _DIFFERENCES.items()
     ]
 
-    def table(id: str, title: str, numbers: Sequence[doc.Column]) -> doc.Table:
+    def table(id: str, title: str, numbers: Sequence[doc.TableColumn]) -> doc.TableBlock:
         cells = [
             [case_text(case) if is_first else "", rank.name, *(rank.numbers.get(column.id) for column in numbers)]
             for case, rank, is_first in rows
             if any(column.id in rank.numbers for column in numbers)
         ]
-        return doc.make_table(id, [doc.label("case"), doc.label("rank"), *numbers], cells, title, doc.Placement.DETAILS)
+        return doc.make_table(id, [doc.label("case"), doc.label("rank"), *numbers], cells, title, doc.OnPage.DETAILS)
 
     tables = [
         table("processes", "Each process", metrics),

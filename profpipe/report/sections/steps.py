@@ -20,7 +20,7 @@ from profpipe.analysis.steps import (
 from profpipe.job import count_cases
 from profpipe.ranges import REPLAY
 from profpipe.report import document as doc
-from profpipe.report.labels import case_text, duration, fill, marked_text, percent, plural, ratio, span, with_share
+from profpipe.report.labels import case_text, duration, fill, make_time_cell, marked_text, percent, plural, ratio, span
 from profpipe.report.sections import plots
 from profpipe.report.units import Unit, percent as percent_text, size_unit, step_unit, time_unit
 from profpipe.results.schema import LEAST_REST, PATH_SEPARATOR, PREFILL, StepRule, StepState
@@ -135,12 +135,12 @@ def class_order(workload: WorkloadFindings) -> list[str]:
     return classes([parts for *_, parts in _cases(workload)])
 
 
-def _numbered(table: doc.Table, cases: Sequence[_Case], number: int) -> doc.Table:
+def _numbered(table: doc.TableBlock, cases: Sequence[_Case], number: int) -> doc.TableBlock:
     """Return a table of the first cases as it is; one of further cases names them, on the long page."""
     if not number:
         return table
     title = table.title or doc.join([case_text(case) for case, *_ in cases], most=2)
-    return replace(table, id=f"{table.id} {number + 1}", title=title, placement=doc.Placement.DETAILS)
+    return replace(table, id=f"{table.id} {number + 1}", title=title, placement=doc.OnPage.DETAILS)
 
 
 def _context(cases: Sequence[_Case]) -> doc.Text:
@@ -163,7 +163,7 @@ def _context(cases: Sequence[_Case]) -> doc.Text:
         (case_steps for case_steps in all_steps if case_steps.case in added),
         key=lambda case_steps: added[case_steps.case],
     )
-    wall_ns = most.same_steps[profiler].ns if most.uneven else most.times[profiler].ns
+    wall_ns = most.same_steps[profiler][0] if most.uneven else most.times[profiler].ns
     longer = f"{percent_text(added[most.case])} % longer than without a profiler"
     name = doc.join(
         [fill(" of {}", case_text(case)) for case, case_steps, _ in cases if case_steps is most and len(cases) > 1]
@@ -425,7 +425,7 @@ def _heading(case: _Case, cases: Sequence[_Case], otherwise: doc.Text = "") -> d
     return doc.concat(text, f" (under {case[1].profiler})") if is_other else text
 
 
-def where_table(cases: Sequence[_Case]) -> doc.Table:
+def where_table(cases: Sequence[_Case]) -> doc.TableBlock:
     """Return the parts of a step as rows: of one case with what could be gained, of several side by side."""
     unit = step_unit(parts.wall_ns for *_, parts in cases)
     shown = [
@@ -435,25 +435,25 @@ def where_table(cases: Sequence[_Case]) -> doc.Table:
     rows: list[tuple[doc.Content, ...]]
     if len(cases) == 1:
         ((_, case_steps, parts),) = cases
-        columns = [doc.Column("ns", "", unit), doc.percent("share", "")]
+        columns = [doc.number("ns", "", unit), doc.percent("share", "")]
         columns.append(doc.ratio("gain", "speed-up without it, at most"))
         rows = [
-            (row.name, doc.Cell(row.of(parts), is_strong=row.is_part), parts.share(row.of(parts)),
-             doc.Cell(row.gain(case_steps, parts)))
+            (row.name, doc.TableCell(row.of(parts), is_strong=row.is_part), parts.share(row.of(parts)),
+             doc.TableCell(row.gain(case_steps, parts)))
             for row in shown
         ]  # fmt: skip
     else:
-        columns = [doc.Column(case[0].id, fill(f"{{}}: {unit.name}", _heading(case, cases))) for case in cases]
+        columns = [doc.number(case[0].id, fill(f"{{}}: {unit.name}", _heading(case, cases))) for case in cases]
         rows = [
-            (row.name, *(with_share(ns, parts.share(ns), unit, row.is_part)
+            (row.name, *(make_time_cell(ns, parts.share(ns), unit, row.is_part)
                          for *_, parts in cases for ns in [row.of(parts)]))
             for row in shown
         ]  # fmt: skip
     cells = tuple(tuple(map(doc.cell, row)) for row in rows)
-    return doc.Table("parts", (doc.label("part", ""), *columns), cells, is_divisible=False)
+    return doc.TableBlock("parts", (doc.label("part", ""), *columns), cells, is_divisible=False)
 
 
-def other_calls(cases: Sequence[_Case]) -> Iterator[doc.Table]:
+def other_calls(cases: Sequence[_Case]) -> Iterator[doc.TableBlock]:
     """Yield the parts of the calls that are no steps, by kind, and the largest kernels of each kind."""
     calls = [
         (case, kind, n, parts) for case, case_steps, _ in cases for kind, (n, parts) in case_steps.other_calls.items()
@@ -464,8 +464,8 @@ def other_calls(cases: Sequence[_Case]) -> Iterator[doc.Table]:
         (doc.label("case"), lambda row: case_text(row[0])),
         (doc.label("call"), lambda row: row[1]),
         (doc.count("calls", "number"), lambda row: row[2]),
-        (doc.Column("wall", "time", unit), lambda row: row[3].wall_ns),
-        *((doc.Column(part.value, PART_NAMES[part], unit), lambda row, of=part: row[3].ns[of]) for part in names),
+        (doc.number("wall", "time", unit), lambda row: row[3].wall_ns),
+        *((doc.number(part.value, PART_NAMES[part], unit), lambda row, of=part: row[3].ns[of]) for part in names),
     ]  # fmt: skip
     is_prefill = {kind for _, kind, *_ in calls} == {PREFILL}
     title = "Where a prefill goes" if is_prefill else "Where calls between steps go"
@@ -480,14 +480,14 @@ def other_calls(cases: Sequence[_Case]) -> Iterator[doc.Table]:
         (doc.label("case"), lambda row: case_text(row[0])),
         (doc.label("call"), lambda row: row[1]),
         (doc.label("kernel"), lambda row: doc.Code(row[2])),
-        (doc.Column("ns", "time", unit), lambda row: row[3]),
+        (doc.number("ns", "time", unit), lambda row: row[3]),
         (doc.percent("share", "of the call"), lambda row: row[4].share(row[3])),
     ]
     title = "Largest kernels of a prefill" if is_prefill else "Largest kernels of calls between steps"
     yield doc.table_of("call_kernels", kernels, of_kernels[len(cases) < 2 :], title)
 
 
-def gains(cases: Sequence[_Case]) -> doc.Table:
+def gains(cases: Sequence[_Case]) -> doc.TableBlock:
     """Return by how much a step of each case would be faster without a part, at most; empty for one case."""
     columns = [doc.label("part", ""), *(doc.ratio(case[0].id, _heading(case, cases)) for case in cases)]
     pairs = [(case_steps, parts) for _, case_steps, parts in cases]
@@ -517,7 +517,7 @@ def class_label(name: str) -> str:
 
 
 def bars(workload: WorkloadFindings, cases: Sequence[_Case]) -> doc.Chart:
-    """Return a bar for each case: compute by class, exposed communication, exposed copies and idle time by cause."""
+    """Return a bar per case: compute by class, exposed communication, exposed copies and idle time by cause."""
     all_parts = [parts for *_, parts in cases]
     unit = step_unit(parts.wall_ns for parts in all_parts)
     labels = tuple(doc.plain(_heading(case, cases, workload.name)) for case in cases)
@@ -605,10 +605,10 @@ def other_step(workload: WorkloadFindings, case: CaseResult, case_steps: CaseSte
 
     The time may be one without a profiler, and of other steps, if what the profiler adds is unknown or in no part.
     """
-    parts, basis = case_steps.parts_without_profiler, workload.basis
-    if parts is None or basis is None or basis.quantity != "step" or case.time is None:
+    parts, source = case_steps.parts_without_profiler, workload.time_source
+    if parts is None or source is None or source.quantity != "step" or case.time is None:
         return ""
-    if basis.profiler == case_steps.profiler or abs(parts.wall_ns / case.time.ns - 1) <= _LEAST_OVERHEAD:
+    if source.profiler == case_steps.profiler or abs(parts.wall_ns / case.time.ns - 1) <= _LEAST_OVERHEAD:
         return ""
     under = (
         f"under {case_steps.profiler}"
@@ -705,8 +705,8 @@ def _warnings_of_case(
                 f" the longest steady step, {walls.idxmax()}, takes {{}} ({_condition(profiler)})."
                 " Their spread is {} of the median.",
                 name if of_case else doc.Code(workload),
-                doc.Number(walls.median(), unit),
-                doc.Number(walls.max(), unit),
+                doc.Amount(walls.median(), unit),
+                doc.Amount(walls.max(), unit),
                 doc.join(spreads),
             ),
         )
@@ -735,7 +735,7 @@ def _warnings_of_case(
 # --- copies, and the steps that were found ---------------------------------------------------------------------------
 
 
-def copies(cases: Sequence[_Case]) -> doc.Table:
+def copies(cases: Sequence[_Case]) -> doc.TableBlock:
     """Return the copies and sets of a step by direction, with their bandwidth.
 
     Those of less than every second step and 0.1 % of its time are left out.
@@ -748,8 +748,8 @@ def copies(cases: Sequence[_Case]) -> doc.Table:
     return copy_table(shown, "copies and sets of a step")
 
 
-def copy_table(cases: Sequence[tuple[doc.Text, Mapping[str, ClassTotal]]], title: str) -> doc.Table:
-    """Return a row for each direction of the copies of each case, which stands beside its label."""
+def copy_table(cases: Sequence[tuple[doc.Text, Mapping[str, ClassTotal]]], title: str) -> doc.TableBlock:
+    """Return a row per direction of the copies of each case, which stands beside its label."""
     rows = [
         (label if i == 0 else "", *copy) for label, case_copies in cases for i, copy in enumerate(case_copies.items())
     ]
@@ -759,14 +759,14 @@ def copy_table(cases: Sequence[tuple[doc.Text, Mapping[str, ClassTotal]]], title
         (doc.label("direction", title),
          lambda row: row[1].strip("[]").removeprefix("CUDA memcpy ").removeprefix("CUDA ")),
         (doc.count("calls", "number"), lambda row: row[2].calls),
-        (doc.Column("ns", "time", time_unit(copy.ns for *_, copy in rows)), lambda row: row[2].ns),
-        (doc.Column("bytes", "size", size_unit(copy.bytes for *_, copy in rows)), lambda row: row[2].bytes or ""),
-        (doc.Column("bandwidth", "", Unit("GB/s", 1e9)), lambda row: row[2].bytes_per_s or ""),
+        (doc.number("ns", "time", time_unit(copy.ns for *_, copy in rows)), lambda row: row[2].ns),
+        (doc.number("bytes", "size", size_unit(copy.bytes for *_, copy in rows)), lambda row: row[2].bytes or ""),
+        (doc.number("bandwidth", "", Unit("GB/s", 1e9)), lambda row: row[2].bytes_per_s or ""),
     ]  # fmt: skip
     return doc.table_of("copies", rows, columns[len(cases) < 2 :])
 
 
-def found_steps(cases: Sequence[_Case]) -> doc.Table:
+def found_steps(cases: Sequence[_Case]) -> doc.TableBlock:
     """Return how many steps a rank of each case has, by state, and the rule that found them; empty for one case."""
     rare = (StepState.UNMATCHED, StepState.LAST)
     states = [
@@ -784,4 +784,4 @@ def found_steps(cases: Sequence[_Case]) -> doc.Table:
         for case, case_steps, _ in cases
         if len(cases) > 1
     ]
-    return doc.make_table("found", columns, rows, "Steps of each case and rank", doc.Placement.DETAILS)
+    return doc.make_table("found", columns, rows, "Steps of each case and rank", doc.OnPage.DETAILS)

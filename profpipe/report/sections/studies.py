@@ -1,6 +1,6 @@
 """The tables and the plots that the pipeline file requests (`tables:`, `plots:`).
 
-A plot has a chart for each value, and a line for each combination of the line axes.
+A plot has a chart per value, and a line per combination of the line axes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from profpipe.analysis.cases import in_words, is_number
-from profpipe.analysis.findings import Cell, Grid, NoValue, Study
+from profpipe.analysis.findings import Grid, NoValue, Study, StudyCell
 from profpipe.analysis.grouping import grouped
 from profpipe.config.quantities import BY_NAME, UNITS, Source, StudyValue
 from profpipe.job import as_text, count_cases
@@ -66,7 +66,7 @@ def study_tables(studies: Sequence[Study]) -> doc.Section:
     return doc.Section("studies", "Study tables" if parts else "", sections=tuple(parts))
 
 
-def study_table(study: Study, before: Study | None = None) -> doc.Section:
+def study_table(study: Study, before: Study | None = None, id: str = "") -> doc.Section:
     """Return one table: its largest grid for the short page, the others folded.
 
     Values that all cases share are left out where they are those of the table ``before`` it.
@@ -79,7 +79,7 @@ def study_table(study: Study, before: Study | None = None) -> doc.Section:
     ]
     blocks: tuple[doc.Block, ...] = (*open_grid, *([doc.Paragraph(notes)] if notes else []), *folded)
     title, summary = study.entry.title, doc.join(_summary(study, before), " ", " ")
-    return doc.Section(f"study-{slug(title)}", title, blocks, summary)
+    return doc.Section(id or f"study-{slug(title)}", title, blocks, summary)
 
 
 def slug(text: str) -> str:
@@ -139,8 +139,8 @@ def _caption(study: Study, value: StudyValue) -> doc.Text:
     of = f" in {unit}." if unit else "."
     if value.source is Source.METRIC:
         return (doc.Code(value.subject), of)
-    is_time = value.name == "time" and study.basis
-    name = quantity(study.basis) if is_time else value_name(study, value)
+    is_time = value.name == "time" and study.time_source
+    name = quantity(study.time_source) if is_time else value_name(study, value)
     return f"{capitalise(name)}{of}"
 
 
@@ -149,9 +149,9 @@ def basis_note(study: Study, values: Sequence[StudyValue]) -> Iterator[str]:
     subjects = {value.subject for value in values if value.source is Source.CALL}
     if study.is_by_profiler and subjects:
         yield "plain: the median time of a call; the others: the sum of its kernels (on a CPU, operators)."
-    if study.basis and subjects:
+    if study.time_source and subjects:
         beginning = next(words for words, group in _BASIS_OF if subjects & set(group))
-        yield f"{beginning} the {quantity(study.basis)}."
+        yield f"{beginning} the {quantity(study.time_source)}."
     if study.has_sparse_cases and "tflops" in subjects:
         yield DENSE_WORK
 
@@ -221,23 +221,26 @@ class _TableWriter:
         kernels = (c.value for _, v, c in study.cells() if c and v.unit == "kernel" and isinstance(c.value, str))
         self._kernels = short_names(kernels)
 
-    def table(self, grid: Grid, id: str, title: str = "") -> doc.Table:
+    def table(self, grid: Grid, id: str, title: str = "") -> doc.TableBlock:
         """Return the table; only the first grid of a study stands on the short page."""
         study = self._study
         labels = [doc.label(axis, "" if axis == "value" else axis) for axis in study.row_axes]
         are_words = [any(c and isinstance(c.value, str) for c in cells) for cells in zip(*grid.cells, strict=True)]
         columns = [
-            doc.Column("/".join(map(as_text, at)), self._title(at, i == 0), is_words=is_words)
+            doc.number("/".join(map(as_text, at)), self._title(at, i == 0), is_words=is_words)
             for i, (at, is_words) in enumerate(zip(grid.columns, are_words, strict=True))
         ]
         rows = tuple(
             (
-                *(doc.Cell(text=self._label(axis, value)) for axis, value in zip(study.row_axes, row, strict=True)),
+                *(
+                    doc.TableCell(text=self._label(axis, value))
+                    for axis, value in zip(study.row_axes, row, strict=True)
+                ),
                 *(self._cell(c, study.value_at(row, at)) for c, at in zip(cells, grid.columns, strict=True)),
             )
             for row, cells in zip(grid.rows, grid.cells, strict=True)
         )
-        return doc.Table(id, (*labels, *columns), rows, title)
+        return doc.TableBlock(id, (*labels, *columns), rows, title)
 
     def _title(self, at: Sequence[Any], is_first: bool) -> doc.Text:
         if not at:
@@ -268,22 +271,22 @@ class _TableWriter:
             return (code, " (baseline)") if value in self._study.baselines else code
         return in_words(((axis, value),)) if isinstance(value, bool) else as_text(value)
 
-    def _cell(self, cell: Cell | None, value: StudyValue) -> doc.Cell:
+    def _cell(self, cell: StudyCell | None, value: StudyValue) -> doc.TableCell:
         if cell is None:
-            return doc.Cell(missing=NO_CASE)
+            return doc.TableCell(missing=NO_CASE)
         flags = tuple(flag for flag in cell.flags if flag not in self._study.shared_flags)
         if cell.value is None:
-            return doc.Cell(text=cell.missing) if cell.missing else doc.Cell(missing=MISSING)
+            return doc.TableCell(text=cell.missing) if cell.missing else doc.TableCell(missing=MISSING)
         stored, unit = self._study.units.get(value.name, ""), self._units[value.name]
         if isinstance(cell.value, str):
             is_kernel = stored == "kernel"
             text: doc.Text = doc.Code(self._kernels.get(cell.value, cell.value)) if is_kernel else cell.value
-            return doc.Cell(text=doc.Strong(text) if text == "fail" else text, flags=flags)
+            return doc.TableCell(text=doc.Strong(text) if text == "fail" else text, flags=flags)
         if unit.size == 1.0 and value.subject.startswith("cosine"):
-            return doc.Cell(text=cosine(cell.value), flags=flags)
+            return doc.TableCell(text=cosine(cell.value), flags=flags)
         # Heads and tokens are counted, not measured.
         is_count = stored == "1" and cell.value.is_integer()
-        return doc.Cell(cell.value, flags=flags, unit=COUNT if is_count and unit.size == 1.0 else unit)
+        return doc.TableCell(cell.value, flags=flags, unit=COUNT if is_count and unit.size == 1.0 else unit)
 
 
 # --- study plots ------------------------------------------------------------------------------------------------------
@@ -369,7 +372,7 @@ def _points(study: Study, value: StudyValue) -> Iterator[Point]:
 # --- the lines -------------------------------------------------------------------------------------------------------
 
 
-def _cells(study: Study, value: StudyValue) -> Iterator[tuple[Grid, Mapping[str, Any], Cell | None]]:
+def _cells(study: Study, value: StudyValue) -> Iterator[tuple[Grid, Mapping[str, Any], StudyCell | None]]:
     """Yield the cells of ``value`` with their grid and their place on the axes."""
     for grid in study.grids:
         yield from ((grid, place, cell) for place, at, cell in study.cells([grid]) if at == value)

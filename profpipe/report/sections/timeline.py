@@ -51,11 +51,11 @@ def timeline(workload: WorkloadFindings) -> doc.Section:
     }
     blocks = next(iter(options.values()))
     if len(options) > 1:
-        blocks = (doc.Choice("timeline", ("case",), options),)
+        blocks = (doc.ViewChoice("timeline", ("case",), options),)
     if len(timelines) == MOST_TIMELINES < len(workload.cases):
         which = f"the timelines of the first {MOST_TIMELINES} cases"
         text = f"These are {which}. timeline.parquet holds those of the others."
-        blocks = (*blocks, doc.Paragraph(text, doc.Placement.HTML))
+        blocks = (*blocks, doc.Paragraph(text, doc.OnPage.HTML))
     return doc.make_section("timeline", "Timeline", blocks, workload=workload.name)
 
 
@@ -78,7 +78,7 @@ def _blocks(timeline: CaseTimeline, classes: Sequence[str]) -> list[doc.Block]:
     # The place of the rank and the gap.
     placed_gaps = ((place, gap) for place, rank in enumerate(timeline.ranks) for gap in rank.gaps)
     gaps = heapq.nlargest(_GAPS, placed_gaps, key=lambda pair: pair[1].duration_ns)
-    picture = doc.Timeline(
+    picture = doc.TimelineChart(
         f"timeline {timeline.case}", _title(timeline), lanes, timeline.duration_ns,
         _labels((lane for *_, lane in lanes), classes),
         tuple((idle[place], gap.start_ns) for place, gap in gaps), _caption(timeline), timeline.case,
@@ -118,7 +118,7 @@ def _caption(timeline: CaseTimeline) -> doc.Text:
     if timeline.merged_below_ns:
         unit = time_unit([timeline.merged_below_ns])
         parts.append(fill(" Neighbours shorter than {} are drawn as one box, with the class that has most of the time.",
-                          doc.Number(timeline.merged_below_ns, unit)))  # fmt: skip
+                          doc.Amount(timeline.merged_below_ns, unit)))  # fmt: skip
     return doc.concat(*parts)
 
 
@@ -155,7 +155,7 @@ def _labels(lanes: Iterable[Lane], classes: Sequence[str]) -> dict[str, str]:
     return {key: names.get(key) or _CLASSES.get(key, key) for key in ordered}
 
 
-def _gap_table(timeline: CaseTimeline, gaps: Sequence[tuple[int, Gap]]) -> doc.Table:
+def _gap_table(timeline: CaseTimeline, gaps: Sequence[tuple[int, Gap]]) -> doc.TableBlock:
     """Return the largest gaps, with what ran before and after. Their numbers stand in the picture too."""
     rows = [(number, timeline.ranks[place], gap) for number, (place, gap) in enumerate(gaps, start=1)]
 
@@ -170,14 +170,14 @@ def _gap_table(timeline: CaseTimeline, gaps: Sequence[tuple[int, Gap]]) -> doc.T
         (doc.label("number", "gap"), lambda row: str(row[0])),
         (doc.label("rank"), lambda row: str(row[1].rank)),
         (doc.label("device", "GPU"), lambda row: "" if row[1].device is None else str(row[1].device)),
-        (doc.Column("start", "begins at", time_unit([timeline.duration_ns])), lambda row: row[2].start_ns),
-        (doc.Column("ns", "lasts", time_unit(gap.duration_ns for _, gap in gaps)), lambda row: row[2].duration_ns),
+        (doc.number("start", "begins at", time_unit([timeline.duration_ns])), lambda row: row[2].start_ns),
+        (doc.number("ns", "lasts", time_unit(gap.duration_ns for _, gap in gaps)), lambda row: row[2].duration_ns),
         (doc.percent("share"), lambda row: row[2].duration_ns / row[1].duration_ns),
         (doc.words("cause"), lambda row: cause(row[2])),
         (doc.words("after"), lambda row: operation(row[2].after)),
         (doc.words("before"), lambda row: operation(row[2].before) or "the end of the time shown"),
     ]
-    table = doc.table_of(f"gaps {timeline.case}", rows, columns, "Largest gaps", doc.Placement.HTML)
+    table = doc.table_of(f"gaps {timeline.case}", rows, columns, "Largest gaps", doc.OnPage.HTML)
     ranks = {rank.rank for rank in timeline.ranks}
     lone = [*(["rank"] if len(ranks) == 1 else []), *(["device"] if len(ranks) == len(timeline.ranks) else [])]
     return table.without(*lone)

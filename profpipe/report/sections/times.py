@@ -23,7 +23,7 @@ _MOST_NAMES = 2
 
 
 def times(workload: WorkloadFindings, explains_flags: bool = True) -> doc.Section:
-    """Return the times, what they are, and one line for each flag."""
+    """Return the times, what they are, and one line per flag."""
     lines = doc.Bullets(tuple(explanations([workload]) if explains_flags else ()))
     context = doc.join(filter(None, (_context(workload), _found_steps(workload))), last=" ")
     blocks: list[doc.Block] = [doc.Paragraph(context), *_tables(workload), lines]
@@ -36,14 +36,14 @@ def _context(workload: WorkloadFindings) -> str:
     if workload.fixed:
         parts.append(f"Every case: {', '.join(f'{axis} {as_text(value)}' for axis, value in workload.fixed)}.")
     counts = [case.time.n for case in workload.cases if case.time and case.time.n is not None]
-    if workload.basis and counts and not _is_in_headline(workload):
-        are_uneven = any(workload.basis.profiler in case_steps.uneven for case_steps in workload.steps.cases)
-        what = quantity(workload.basis, are_uneven)
-        parts.append(f"Time: {what}, over {samples(workload.basis, counts)}{_name_processes(workload)}.")
+    if workload.time_source and counts and not _is_in_headline(workload):
+        are_uneven = any(workload.time_source.profiler in case_steps.uneven for case_steps in workload.steps.cases)
+        what = quantity(workload.time_source, are_uneven)
+        parts.append(f"Time: {what}, over {samples(workload.time_source, counts)}{_name_processes(workload)}.")
     if workload.is_on_cpu:
         recorder = "torch.profiler" if workload.kernel_profiler == "torch" else workload.kernel_profiler
         parts.append(f"Measured on a CPU: shares are the self time of {workload.cpu_rows}, as {recorder} records it.")
-    elif workload.has_no_gpu and workload.basis is not None and workload.basis.is_timed:
+    elif workload.gpu.is_absent and workload.time_source is not None and workload.time_source.is_timed:
         parts.append("Measured on a CPU.")
     return " ".join(parts)
 
@@ -51,7 +51,7 @@ def _context(workload: WorkloadFindings) -> str:
 def _name_processes(workload: WorkloadFindings) -> str:
     """Return in how many processes the samples of each case were taken, where several repeated it."""
     counts = sorted({case.time.processes for case in workload.cases if case.time})
-    if workload.basis is None or workload.basis.quantity == "wall" or not counts or counts[-1] == 1:
+    if workload.timed_quantity in ("", "wall") or not counts or counts[-1] == 1:
         return ""
     meaning = "The time of a case is the median of its processes; the interval is that of these medians"
     return f" in {span(counts)} processes. {meaning}"
@@ -59,8 +59,8 @@ def _name_processes(workload: WorkloadFindings) -> str:
 
 def _is_in_headline(workload: WorkloadFindings) -> bool:
     """Return True if the section can be left out: the headline has the time and the steps of a single program."""
-    is_single = workload.basis is not None and workload.basis.quantity == "step" and len(workload.cases) == 1
-    return is_single and not (workload.is_on_cpu or workload.has_no_gpu or _found_steps(workload))
+    is_single = workload.timed_quantity == "step" and len(workload.cases) == 1
+    return is_single and not (workload.is_on_cpu or workload.gpu.is_absent or _found_steps(workload))
 
 
 def _found_steps(workload: WorkloadFindings) -> doc.Text:
@@ -71,31 +71,31 @@ def _found_steps(workload: WorkloadFindings) -> doc.Text:
     )
 
 
-def _tables(workload: WorkloadFindings) -> Iterator[doc.Table]:
+def _tables(workload: WorkloadFindings) -> Iterator[doc.TableBlock]:
     cases = [case for shape in workload.shapes for case in shape.timed]
     if not workload.compare or len(workload.shapes) == 1:
-        is_of_steps = workload.basis is not None and workload.basis.quantity == "step"
-        if len(cases) > 1 or (cases and cases[0].marks) or (is_of_steps and not _is_in_headline(workload)):
+        is_of_steps = workload.timed_quantity == "step"
+        if len(cases) > 1 or (cases and cases[0].flags) or (is_of_steps and not _is_in_headline(workload)):
             yield every_case(workload, cases)
         return
     if grid := winner_grid(workload):
         yield grid
-    yield fastest_by_shape(workload, doc.Placement.DETAILS if grid else doc.Placement.SUMMARY)
+    yield fastest_by_shape(workload, doc.OnPage.DETAILS if grid else doc.OnPage.SUMMARY)
 
 
-def every_case(workload: WorkloadFindings, cases: Sequence[CaseResult]) -> doc.Table:
+def every_case(workload: WorkloadFindings, cases: Sequence[CaseResult]) -> doc.TableBlock:
     """Return a row for each case: its time, how well that is known, its speed-up and its flags."""
-    of_steps = workload.basis is not None and workload.basis.quantity == "step"
+    of_steps = workload.timed_quantity == "step"
     unit = (step_unit if of_steps else time_unit)([case.ns for case in cases])
     memory = size_unit(peak_memory(workload, case) for case in cases)
     wins = {shape.win.best.id: shape.win for shape in workload.shapes if shape.win}
     columns = [
         (doc.label("case", workload.compare or "case"), marked_text),
-        (doc.Column("time", "time", unit), lambda case: case.ns),
+        (doc.number("time", "time", unit), lambda case: case.ns),
         (doc.plus_minus("interval", "95 % interval"), lambda case: case.time.margin),
-        (doc.Column("rate", f"{workload.steps.item_name}/s"), lambda case: items_per_s(workload, case)),
+        (doc.number("rate", f"{workload.steps.item_name}/s"), lambda case: items_per_s(workload, case)),
         (doc.ratio("speedup", "over baseline"), lambda case: case.speedup),
-        (doc.Column("memory", "peak memory", memory), lambda case: peak_memory(workload, case)),
+        (doc.number("memory", "peak memory", memory), lambda case: peak_memory(workload, case)),
         (doc.words("flags"), lambda case: _flags_of_case(workload, case, wins.get(case.id))),
     ]
     return doc.table_of("times", [case for case in cases if case.time], columns)
@@ -103,7 +103,7 @@ def every_case(workload: WorkloadFindings, cases: Sequence[CaseResult]) -> doc.T
 
 def items_per_s(workload: WorkloadFindings, case: CaseResult) -> float | None:
     """Return the items of a step or a call, which the pipeline file states, by second."""
-    is_of_steps = workload.basis is not None and workload.basis.quantity in ("time", "step")
+    is_of_steps = workload.timed_quantity in ("time", "step")
     items = workload.steps.items.get(case.id) if is_of_steps else None
     return items * 1e9 / case.time.ns if items and case.time and case.time.ns else None
 
@@ -124,13 +124,13 @@ def _flags_of_case(workload: WorkloadFindings, case: CaseResult, win: Win | None
     return doc.join([part for part in (case_flags, fill("in doubt: {}", doubt_of(win))) if part], last="; ")
 
 
-def fastest_by_shape(workload: WorkloadFindings, placement: doc.Placement = doc.Placement.SUMMARY) -> doc.Table:
-    """Return a row for each shape: its fastest case, the time, the lead and the flags of the cases compared."""
+def fastest_by_shape(workload: WorkloadFindings, placement: doc.OnPage = doc.OnPage.SUMMARY) -> doc.TableBlock:
+    """Return a row per shape: its fastest case, the time, the lead and the flags of the cases compared."""
     wins = [(shape, shape.win, shape.win.best.time) for shape in workload.shapes if shape.win and shape.win.best.time]
     columns = (
         *map(doc.label, workload.varying_shape),
         doc.label("fastest"),
-        doc.Column("time", "time", time_unit(time.ns for _, _, time in wins)),
+        doc.number("time", "time", time_unit(time.ns for _, _, time in wins)),
         doc.plus_minus("interval", "95 % interval"),
         doc.ratio("speedup", "over baseline"),
         doc.words("flags"),
@@ -179,7 +179,7 @@ def _flags_of(workload: WorkloadFindings, shape: Shape) -> doc.Text:
 # --- many shapes -----------------------------------------------------------------------------------------------------
 
 
-def winner_grid(workload: WorkloadFindings) -> doc.Table | None:
+def winner_grid(workload: WorkloadFindings) -> doc.TableBlock | None:
     """Return the winners with the running axis as rows and the other axes as columns; None for few shapes."""
     axis = running_axis(shape.axes for shape in workload.shapes)
     if axis is None or len(workload.shapes) <= selection.SHAPES:
@@ -192,19 +192,19 @@ def winner_grid(workload: WorkloadFindings) -> doc.Table | None:
     columns = [doc.label(axis)]
     columns += [doc.label(in_words(others), selection.column(others)) for others in groups]
     rows = [
-        (doc.Cell(text=as_text(value)), *(_winner(by_value.get(value)) for by_value in groups.values()))
+        (doc.TableCell(text=as_text(value)), *(_winner(by_value.get(value)) for by_value in groups.values()))
         for value in values
     ]
     title = "Fastest of each shape, and its speed-up over the baseline"
     return doc.make_table("winners", columns, rows, title)
 
 
-def _winner(shape: Shape | None) -> doc.Cell:
+def _winner(shape: Shape | None) -> doc.TableCell:
     win = shape.win if shape else None
     if win is None:
-        return doc.Cell()
+        return doc.TableCell()
     has_lead = win.best.speedup is not None and not win.best.is_baseline
-    return doc.Cell(text=_fastest(win, fill(" {}", ratio(win.best.speedup)) if has_lead else ""))
+    return doc.TableCell(text=_fastest(win, fill(" {}", ratio(win.best.speedup)) if has_lead else ""))
 
 
 # --- wins -------------------------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def doubt_text(doubt: Doubt) -> doc.Text:
         case DoubtCause.NO_INTERVAL:
             return fill("{} has too few samples for a 95 % interval", *cases)
         case DoubtCause.CLOCKS:
-            best, other = (doc.Number(hz, _MHZ) for hz in doubt.clocks_hz)
+            best, other = (doc.Amount(hz, _MHZ) for hz in doubt.clocks_hz)
             return fill("the GPU ran at {} for {} and at {} for {}", best, cases[0], other, cases[1])
         case DoubtCause.UNLIKE_NODES:
             facts = (
@@ -296,12 +296,12 @@ MEANINGS_OF_SIDES: Mapping[str, doc.Text] = {Flag.KERNELS_VARY: _MEANINGS[Flag.K
 
 
 def flags(workloads: Sequence[WorkloadFindings]) -> doc.Section:
-    """Return the section with one line for each flag of a timed case, whatever its workload."""
+    """Return the section with one line per flag of a timed case, whatever its workload."""
     return doc.make_section("flags", "Flags", [doc.Bullets(tuple(explanations(workloads)))])
 
 
 def explanations(workloads: Sequence[WorkloadFindings]) -> list[doc.Text]:
-    """Return one line for each flag of a timed case of the workloads, with the number of these cases."""
+    """Return one line per flag of a timed case of the workloads, with the number of these cases."""
     timed = sum(1 for workload in workloads for case in workload.cases if case.time)
     lines: list[doc.Text] = []
     for flag, flagged in _flagged(workloads).items():
@@ -320,13 +320,13 @@ def _flagged(workloads: Sequence[WorkloadFindings]) -> dict[str, list[tuple[Work
         (flag, (workload, case))
         for workload in workloads
         for case in workload.cases
-        for flag in dict.fromkeys(case.marks if case.time else ())
+        for flag in dict.fromkeys(case.flags if case.time else ())
     )
 
 
 def _meaning(flag: str, flagged: Sequence[tuple[WorkloadFindings, CaseResult]]) -> str:
     workloads = [workload for workload, _ in flagged]
-    is_timed = any(workload.basis is not None and workload.basis.is_timed for workload in workloads)
+    is_timed = any(workload.time_source is not None and workload.time_source.is_timed for workload in workloads)
     if flag == Flag.UNCHECKED and any(workload.tolerance for workload in workloads):
         return f"{_MEANINGS[flag]} Under a tolerance it is never called a win."
     if flag == Flag.SEVERAL_NODES:
@@ -365,7 +365,7 @@ def _clocks(flagged: Sequence[tuple[WorkloadFindings, CaseResult]]) -> str:
 
     Of several GPUs that ran a case, the slowest counts.
     """
-    highest = flagged[0][0].highest_clock
+    highest = flagged[0][0].gpu.highest_clock
     medians, lows = (
         [case.values[name] / 1e6 for _, case in flagged if name in case.values] for name in ("sm_clock", "sm_clock_min")
     )
@@ -387,5 +387,5 @@ def _own_flags(case: CaseResult) -> doc.Text:
     """Return the flags in bold that not every case has."""
     # The flag of a case without timed calls says how idle the GPU was.
     idle = fill(" (GPU idle {})", percent(case.idle_share)) if case.idle_share and "time" not in case.values else ""
-    flags = [doc.concat(doc.Strong(mark), idle if mark == Flag.HOST_BOUND else "") for mark in case.unshared_marks]
+    flags = [doc.concat(doc.Strong(mark), idle if mark == Flag.HOST_BOUND else "") for mark in case.unshared_flags]
     return doc.join(flags, last=", ")

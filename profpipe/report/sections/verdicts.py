@@ -6,11 +6,11 @@ import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from profpipe.analysis import verdict
-from profpipe.analysis.pairs import CaseVerdict, PairFindings
-from profpipe.analysis.verdict import Gate, Judgement
+from profpipe.analysis.changes import Change, Gate, GateResult, MetricChange
+from profpipe.analysis.pairs import PairFindings
+from profpipe.analysis.verdict import Judgement
 from profpipe.job import readable
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc
@@ -92,7 +92,7 @@ def _facts(findings: PairFindings, run: Manifest, settings: PairsEntry) -> Itera
             doc.Code(environment.command_on(run, "resume")),
         )
     if findings.gate is not None:
-        yield doc.concat(doc.Strong(f"Gate of {findings.percent:g} %:"), " ", *_gate(findings))
+        yield doc.concat(doc.Strong(f"Gate of {findings.gate.percent:g} %:"), " ", *_write_gate(findings.gate))
     yield fill("A: {}. B: {}.", _side(settings.a), _side(settings.b))
     yield from foreign_modules(settings)
     a, b = settings.a.versions, settings.b.versions
@@ -129,7 +129,7 @@ def _further_facts(findings: PairFindings, run: Manifest, settings: PairsEntry) 
     measured = [case for case in findings.cases if case.further_pairs]
     undecided = [case for case in measured if case.verdict is Verdict.INCONCLUSIVE]
     if decided := [case for case in measured if case.verdict is not Verdict.INCONCLUSIVE]:
-        counted = [fill("{} ({})", doc.Code(name(case)), str(case.further_pairs)) for case in decided]
+        counted = [fill("{} ({})", doc.Code(case.name), str(case.further_pairs)) for case in decided]
         yield fill(
             "Decided by further pairs, after a first block that was not clear: {}.", doc.join(counted, most=_MOST_NAMED)
         )
@@ -139,7 +139,7 @@ def _further_facts(findings: PairFindings, run: Manifest, settings: PairsEntry) 
         words = f"The first {pair_blocks.TRIAL} pairs of {{}} scattered. The later ones are longer and alone count."
         yield fill(words, doc.join(list(map(doc.Code, settings.longer))))
     # With a gate, a case that passes it gets no further pairs.
-    candidates = findings.open if findings.percent is not None else findings.cases
+    candidates = findings.gate.open if findings.gate else findings.cases
     # The option counts the further pairs that exist too.
     offer = doc.Code(f"{environment.command_on(run, 'resume')} --more {settings.more + pair_blocks.OFFERED}")
     may_have_more = findings.is_complete and not run.tasks and settings.pairs >= verdict.FEWEST_PAIRS
@@ -155,7 +155,7 @@ def _further_facts(findings: PairFindings, run: Manifest, settings: PairsEntry) 
         yield fill("To measure inconclusive cases alone, in up to {} more pairs: {}.", str(pair_blocks.OFFERED), offer)
 
 
-def _is_coarse(case: CaseVerdict) -> bool:
+def _is_coarse(case: Change) -> bool:
     """Return True for an inconclusive case whose pairs scatter so far that those on offer do not decide it."""
     if case.judgement is None or case.verdict is not Verdict.INCONCLUSIVE:
         return False
@@ -167,15 +167,15 @@ def _kernel_facts(findings: PairFindings) -> Iterator[doc.Text]:
     varying = [case for case in findings.cases if case.kernels and case.kernels.variations]
     for case in varying[:_MOST_NAMED]:
         words = "{} launches other kernels from process to process, so its difference may be chance: {}."
-        yield fill(words, doc.Code(name(case)), variation(case))
+        yield fill(words, doc.Code(case.name), variation(case))
     if len(varying) > _MOST_NAMED:
         yield f"{plural(len(varying) - _MOST_NAMED, 'further case')} with the flag {Flag.KERNELS_VARY}."
-    if without := findings.without_kernels:
+    if without := findings.unexplained:
         yield fill("No kernel explains {}: their captures show none of an iteration or a step.", _named(without))
     changed = [case for case in findings.cases if case.verdict in _CHANGED]
     explained = [(case, line) for case in sorted(changed, key=_rank) if (line := explain(case))]
     for case, line in explained[:_MOST_EXPLAINED]:
-        yield fill("{} is {}, {}.", doc.Code(name(case)), str(case.verdict), line)
+        yield fill("{} is {}, {}.", doc.Code(case.name), str(case.verdict), line)
     if (more := len(explained) - _MOST_EXPLAINED) > 0:
         yield f"{plural(more, 'further case')} with an explanation by kernel in the table below."
 
@@ -209,46 +209,40 @@ def foreign_modules(settings: PairsEntry) -> Iterator[doc.Text]:
             )  # fmt: skip
 
 
-def _gate(findings: PairFindings) -> tuple[doc.Text, ...]:
+def _write_gate(gate: GateResult) -> tuple[doc.Text, ...]:
     """Return the result of the gate and the cases that decide it."""
-    if findings.gate is Gate.PASSED and not findings.open:
+    if gate.verdict is Gate.PASSED and not gate.open:
         return ("passed.",)
-    if findings.failed:
-        worst_first = sorted(findings.failed, key=lambda case: case.judgement.percent if case.judgement else math.inf)
-        undecided = f" Undecided: {plural(len(findings.open), 'case')}." if findings.open else ""
+    if gate.failed:
+        worst_first = sorted(gate.failed, key=lambda case: case.percent if case.judgement else math.inf)
+        undecided = f" Undecided: {plural(len(gate.open), 'case')}." if gate.open else ""
         return ("failed by ", _named(worst_first[::-1]), f".{undecided}")
     words = {
         Gate.FAILED: "failed, because these cases are undecided: ",
         Gate.PASSED: "passed. Undecided: ",
         Gate.UNDECIDED: "undecided: ",
     }
-    assert findings.gate is not None
-    return (words[findings.gate], _named(findings.open) or "cases are missing", ".")
+    return (words[gate.verdict], _named(gate.open) or "cases are missing", ".")
 
 
-def _named(cases: Sequence[CaseVerdict]) -> doc.Text:
-    return doc.join([doc.Code(name(case)) for case in cases], most=_MOST_NAMED)
+def _named(cases: Sequence[Change]) -> doc.Text:
+    return doc.join([doc.Code(case.name) for case in cases], most=_MOST_NAMED)
 
 
-def name(case: CaseVerdict) -> str:
-    """Return ``attention/batch=2,seqlen=512``."""
-    return f"{case.workload}/{readable(case.case)}"
-
-
-def verdicts(findings: PairFindings, run: Manifest) -> doc.Section:
+def verdicts(changes: Sequence[Change], run: Manifest) -> doc.Section:
     """Return a row for each case, the slower ones first."""
-    judged = [case for case in findings.cases if case.judgement]
+    judged = [case for case in changes if case.judgement]
     unit = time_unit([time for case in judged for time in (case.a_ns, case.b_ns)])
     cases = sorted(judged, key=_rank)
     columns = [
         (doc.label("workload"), lambda case: doc.Code(case.workload)),
-        (doc.label("case"), lambda case: doc.case_link(doc.Code(readable(case.case)), name(case))),
+        (doc.label("case"), lambda case: doc.case_link(doc.Code(readable(case.case)), case.name)),
         (doc.label("verdict"), _verdict_cell),
-        (doc.Column("a", "A", unit), lambda case: case.a_ns),
-        (doc.Column("b", "B", unit), lambda case: case.b_ns),
+        (doc.number("a", "A", unit), lambda case: case.a_ns),
+        (doc.number("b", "B", unit), lambda case: case.b_ns),
         (doc.signed_percent("change", "B - A"), lambda case: case.judgement.ratio - 1),
         (doc.words("interval", "99 % interval"), _interval),
-        (doc.Column("p", "p"), lambda case: case.judgement.p),
+        (doc.number("p", "p"), lambda case: case.judgement.p),
         (doc.count("pairs"), lambda case: case.judgement.pairs),
         (doc.percent("floor"), lambda case: case.judgement.floor),
         (doc.words("more", "pairs that would decide"), _more),
@@ -262,24 +256,24 @@ def verdicts(findings: PairFindings, run: Manifest) -> doc.Section:
     return doc.make_section("times", "Verdicts", [table, note, _energies(cases)])
 
 
-def _energies(cases: Sequence[CaseVerdict]) -> doc.Table:
+def _energies(cases: Sequence[Change]) -> doc.TableBlock:
     """Return the verdicts on the energy of the cases that have one on both sides."""
-    columns: doc.Columns[tuple[CaseVerdict, CaseVerdict, Judgement]] = [
-        (doc.label("case"), lambda row: doc.case_link(doc.Code(name(row[0])), name(row[0]))),
+    columns: doc.Columns[tuple[Change, MetricChange, Judgement]] = [
+        (doc.label("case"), lambda row: doc.case_link(doc.Code(row[0].name), row[0].name)),
         (doc.label("verdict", "B draws"), lambda row: _OF_ENERGY[row[2].verdict]),
-        (doc.Column("a", "A, J"), lambda row: row[1].a_ns),
-        (doc.Column("b", "B, J"), lambda row: row[1].b_ns),
+        (doc.number("a", "A, J"), lambda row: row[1].a_ns),
+        (doc.number("b", "B, J"), lambda row: row[1].b_ns),
         (doc.words("of", "energy of"), lambda row: row[1].metric.replace("energy_per_", "a ")),
         (doc.signed_percent("change", "B - A"), lambda row: row[2].ratio - 1),
         (doc.words("interval", "99 % interval"), lambda row: _interval(row[1])),
-        (doc.Column("p", "p"), lambda row: row[2].p),
+        (doc.number("p", "p"), lambda row: row[2].p),
         (doc.count("pairs"), lambda row: row[2].pairs),
     ]
     judged = [(case, case.energy, case.energy.judgement) for case in cases if case.energy and case.energy.judgement]
     return doc.table_of("energies", judged, columns, "Energy, judged in the same way as time; it is no part of a gate")
 
 
-def _explain_columns(cases: Sequence[CaseVerdict], run: Manifest) -> str:
+def _explain_columns(cases: Sequence[Change], run: Manifest) -> str:
     """Return what the columns of the table of verdicts hold."""
     sentences = [
         f"A, B: median over processes of the median time of {_timed(cases, run)}.",
@@ -311,7 +305,7 @@ def _explain_columns(cases: Sequence[CaseVerdict], run: Manifest) -> str:
     return " ".join(sentences)
 
 
-def _timed(cases: Sequence[CaseVerdict], run: Manifest) -> str:
+def _timed(cases: Sequence[Change], run: Manifest) -> str:
     """Return what the times are of: ``a step``, ``a call``, ``the whole process``, or several of these."""
     kinds = dict.fromkeys(
         "the whole process" if case.metric == PROCESS_WALL
@@ -322,30 +316,32 @@ def _timed(cases: Sequence[CaseVerdict], run: Manifest) -> str:
     return " or ".join(kinds)
 
 
-def _rank(case: CaseVerdict) -> tuple[int, float]:
+def _rank(case: Change) -> tuple[int, float]:
     assert case.judgement is not None
     return list(NAMES).index(case.judgement.verdict), -abs(case.judgement.percent)
 
 
-def _verdict_cell(case: CaseVerdict) -> doc.Cell:
+def _verdict_cell(case: Change) -> doc.TableCell:
     flags = tuple(flag for flag in json.loads(case.flags or "[]") if flag in _SHOWN_FLAGS)
-    return doc.Cell(text=doc.Strong(str(case.verdict)) if case.verdict in _CHANGED else str(case.verdict), flags=flags)
+    return doc.TableCell(
+        text=doc.Strong(str(case.verdict)) if case.verdict in _CHANGED else str(case.verdict), flags=flags
+    )
 
 
-def _interval(case: CaseVerdict) -> doc.Text:
+def _interval(case: MetricChange) -> doc.Text:
     judged = case.judgement
     if judged is None or judged.ci_low is None or judged.ci_high is None:
         return ""
     return f"{100 * (judged.ci_low - 1):+.1f} to {100 * (judged.ci_high - 1):+.1f} %"
 
 
-def _more(case: CaseVerdict) -> doc.Text:
+def _more(case: Change) -> doc.Text:
     if case.judgement is None or case.verdict is not Verdict.INCONCLUSIVE:
         return ""
     return f"over {pair_blocks.OFFERED}" if _is_coarse(case) else f"{case.judgement.pairs_more} more"
 
 
-def _first_block(case: CaseVerdict) -> doc.Text:
+def _first_block(case: Change) -> doc.Text:
     """Return the verdict after the first block of a case that was measured again."""
     first = case.first
     return f"{first.verdict}, {100 * (first.ratio - 1):+.1f} %" if first else ""
@@ -354,8 +350,8 @@ def _first_block(case: CaseVerdict) -> doc.Text:
 def failures(findings: PairFindings) -> doc.Section:
     """Return the cases that did not run well on a side, with the pair and the side that met the problem."""
     failed = [case for case in findings.cases if case.failure]
-    columns: doc.Columns[CaseVerdict] = [
-        (doc.label("case"), lambda case: doc.case_link(doc.Code(name(case)), name(case))),
+    columns: doc.Columns[Change] = [
+        (doc.label("case"), lambda case: doc.case_link(doc.Code(case.name), case.name)),
         (doc.words("status"), lambda case: case.failure.status if case.failure else ""),
         (doc.words("reason"), lambda case: case.failure.reason if case.failure else ""),
     ]
@@ -368,8 +364,8 @@ def spread(findings: PairFindings, run: Manifest) -> doc.Section:
     """Return, for two sides that are the same, how far the pairs of each case lie apart."""
     if run.ab is None or not run.ab.is_aa:
         return doc.make_section("spread", "", [])
-    columns: doc.Columns[CaseVerdict] = [
-        (doc.label("case"), lambda case: doc.Code(name(case))),
+    columns: doc.Columns[Change] = [
+        (doc.label("case"), lambda case: doc.Code(case.name)),
         (doc.percent("spread", "spread of pairs"), lambda case: verdict.spread(case.log_ratios)),
     ]
     cases = [case for case in findings.cases if case.judgement]
@@ -378,13 +374,13 @@ def spread(findings: PairFindings, run: Manifest) -> doc.Section:
     return doc.make_section("spread", "Spread between processes", [table, doc.Paragraph(note)] if cases else [])
 
 
-def write_verdict(case: CaseVerdict) -> str:
+def write_verdict(case: Change) -> str:
     """Return one line for a message: ``sums/n=2: slower, +3.1 %, +41 us: +44 us add (1 more launch)``."""
     if case.is_newly_inaccurate:
-        return f"{name(case)}: inaccurate on B"
+        return f"{case.name}: inaccurate on B"
     if case.judgement is None or case.failure:
-        return f"{name(case)}: {case.failure.status if case.failure else 'not measured'}"
-    judged = f"{name(case)}: {case.judgement.verdict}, {signed_percent(case.judgement.ratio - 1)}"
+        return f"{case.name}: {case.failure.status if case.failure else 'not measured'}"
+    judged = f"{case.name}: {case.judgement.verdict}, {signed_percent(case.judgement.ratio - 1)}"
     if case.further_pairs:
         words = "after" if case.verdict is Verdict.INCONCLUSIVE else "decided by"
         judged += f" ({words} {case.further_pairs} further pairs)"
@@ -418,43 +414,41 @@ def forest(findings: PairFindings) -> doc.Section:
         "forest",
         "B - A of each case",
         doc.ChartKind.FOREST,
-        doc.Axis("case", labels=tuple(name(case) if several else name(case).partition("/")[2] for case in rows),
-                 cases=tuple(map(name, rows))),
+        doc.Axis("case", labels=tuple(case.name if several else case.name.partition("/")[2] for case in rows),
+                 cases=tuple(case.name for case in rows)),
         doc.Axis("B - A in %: right of zero, B takes longer", quantity="change"),
         {"": tuple(points for points in series if points.marks)},
         f"Whiskers: 99 % interval. Grey: the smallest difference that counts. The first cases change the most time."
         f"{beyond}",
-        doc.Placement.HTML,
+        doc.OnPage.HTML,
         keys=tuple(verdict.value for verdict in NAMES),
         references=(doc.Reference(doc.ReferenceKind.LEVEL, 0.0),),
     )  # fmt: skip
     return doc.Section("forest", "Differences", (chart,))
 
 
-def _mark(row: int, case: CaseVerdict) -> doc.Mark:
+def _mark(row: int, case: Change) -> doc.Mark:
     judged = case.judgement
     assert judged is not None
     low, high = (None if end is None else end - 1 for end in (judged.ci_low, judged.ci_high))
     why = doc.plain(kernel_differences.explain(case))
-    return doc.Mark(float(row), judged.ratio - 1, low, high, case=name(case), floor=judged.floor, note=why)
+    return doc.Mark(float(row), judged.ratio - 1, low, high, case=case.name, floor=judged.floor, note=why)
 
 
 def case_pages(findings: PairFindings, run: Manifest) -> tuple[doc.Section, ...]:
     """Return the page of each case: its verdict, the difference of each pair, and the kernels behind it."""
-    return tuple(_page(findings, case, run) for case in findings.cases)
+    return tuple(_page(case, run) for case in findings.cases)
 
 
-def _page(findings: PairFindings, case: CaseVerdict, run: Manifest) -> doc.Section:
-    alone = replace(findings, cases=(case,))
-    parts = (verdicts(alone, run), kernel_differences.kernel_differences(alone))
+def _page(case: Change, run: Manifest) -> doc.Section:
+    parts = (verdicts([case], run), kernel_differences.kernel_differences([case]))
     why = kernel_differences.explain(case)
-    blocks = [doc.Paragraph(fill("By kernel: {}.", why), doc.Placement.HTML)] if why else []
+    blocks = [doc.Paragraph(fill("By kernel: {}.", why), doc.OnPage.HTML)] if why else []
     # The sections of an `ab` run belong to no workload.
-    made = doc.make_section(name(case), doc.Code(name(case)), [*blocks, *_pairs(case)])
-    return replace(made, title=doc.Code(name(case)), sections=tuple(part for part in parts if part))
+    return doc.Section(case.name, doc.Code(case.name), (*blocks, *_pairs(case)), sections=tuple(filter(None, parts)))
 
 
-def _pairs(case: CaseVerdict) -> Iterator[doc.Chart]:
+def _pairs(case: Change) -> Iterator[doc.Chart]:
     """Yield the difference of each pair in their order."""
     if len(case.log_ratios) < 2:
         return
@@ -469,6 +463,6 @@ def _pairs(case: CaseVerdict) -> Iterator[doc.Chart]:
         doc.Axis("pair"),
         doc.Axis("B - A", quantity="change"),
         {"": (doc.Series("pair", "pair", marks),)},
-        placement=doc.Placement.HTML,
+        placement=doc.OnPage.HTML,
         references=tuple(references),
     )

@@ -1,4 +1,4 @@
-"""Warnings, one line for each reason not to trust a number, and the cases without a result.
+"""Warnings, one line per reason not to trust a number, and the cases without a result.
 
 The most serious warning comes first. Cases without a result failed, are still missing, or were skipped.
 """
@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from urllib.parse import unquote
 
 from profpipe.analysis.cases import in_words, is_number
-from profpipe.analysis.findings import CaseResult, Findings, LaunchCounts, NotRun, TimedCase, WorkloadFindings
+from profpipe.analysis.findings import CaseResult, DuplicateCase, Findings, LaunchCounts, NotRun, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.job import Incident, IncidentKind, Status, as_text, count_cases
 from profpipe.report import document as doc
-from profpipe.report.labels import case_text, case_texts, fill, names, of_workload
+from profpipe.report.labels import add_workload, case_text, case_texts, fill, names
 from profpipe.report.sections import environment, kernels, steps
 from profpipe.report.units import SIGNED_PERCENT, time_unit
 from profpipe.results.manifest import Manifest, RefusedFile
@@ -25,11 +25,11 @@ _NAMED = 3
 
 def warnings(findings: Findings, run: Manifest) -> doc.Section:
     """Return the warnings of a run."""
-    lines = dict.fromkeys(line for _, line in by_kind(findings, run))
+    lines = dict.fromkeys(line for _, line in list_warnings(findings, run))
     return doc.make_section("warnings", "Warnings", [doc.Bullets(tuple(lines))])
 
 
-def by_kind(findings: Findings, run: Manifest) -> Iterator[tuple[str, doc.Text]]:
+def list_warnings(findings: Findings, run: Manifest) -> Iterator[tuple[str, doc.Text]]:
     """Yield each warning with what it is about, a word for programs such as ``uneven``."""
     kinds = {
         "incomplete": _incomplete(findings, run),
@@ -104,7 +104,7 @@ def _unexpected_kernels(findings: Findings) -> Iterator[doc.Text]:
         named = doc.join((doc.Code(unquote(case)) for case in cases), most=_NAMED)
         ran = doc.join(map(doc.Code, families)) or "no attention kernel (gemm and softmax)"
         yield doc.concat(
-            doc.Strong("Unexpected kernel"), ": ", named, of_workload(workload, findings), " requested ",
+            doc.Strong("Unexpected kernel"), ": ", named, add_workload(workload, findings), " requested ",
             doc.join(map(doc.Code, requested.split("|")), last=" or "), " and ran ", ran, ".",
         )  # fmt: skip
 
@@ -120,7 +120,7 @@ def _unseen(findings: Findings) -> Iterator[doc.Text]:
         named = doc.join((case_text(cases[id]) if id in cases else doc.Code(unquote(id)) for id in ids), most=_NAMED)
         noun = "operator" if any(cases[id].is_on_cpu for id in ids if id in cases) else "kernel"
         what = f" recorded no {noun} of {count_cases(len(ids))}"
-        yield doc.concat(doc.Code(profiler), what, of_workload(workload, findings), " that ran: ", named, ".")
+        yield doc.concat(doc.Code(profiler), what, add_workload(workload, findings), " that ran: ", named, ".")
 
 
 #: What happened, and what it means for the results.
@@ -155,19 +155,19 @@ def _outside(findings: Findings) -> Iterator[doc.Text]:
 
 
 def _unexplained_differences(workload: WorkloadFindings, findings: Findings) -> Iterator[doc.Text]:
-    """Yield a line for each profiler whose times differ from the reference without a known cause."""
+    """Yield a line per profiler whose times differ from the reference without a known cause."""
     labels = case_texts(workload.cases)
     unexplained = grouped(
-        (figure.profiler, (labels[agreement.case], doc.Number(figure.difference, SIGNED_PERCENT)))
+        (figure.profiler, (labels[agreement.case], doc.Amount(figure.difference, SIGNED_PERCENT)))
         for agreement in workload.agreements
-        for figure in agreement.figures
+        for figure in agreement.times
         if figure.is_unexplained
     )
     for profiler, differing in unexplained.items():
         who: doc.Text = "The time of calls" if profiler == "plain" else doc.Code(profiler)
         yield doc.concat(
             who, " and ", doc.Code(workload.agreements[0].reference), " differ without a known cause in ",
-            f"{len(differing)} of {count_cases(len(workload.agreements))}", of_workload(workload.name, findings), ": ",
+            f"{len(differing)} of {count_cases(len(workload.agreements))}", add_workload(workload.name, findings), ": ",
             doc.join((fill("{} ({})", *case) for case in differing), most=_NAMED), ".",
         )  # fmt: skip
 
@@ -182,16 +182,16 @@ def _lost_launches(counts: LaunchCounts, findings: Findings) -> doc.Text:
     number = f"{len(counts.differing)} of {count_cases(counts.cases)}"
     return doc.concat(
         doc.join(map(doc.Code, counts.profilers)), f" recorded different numbers of launches{per} in {number}",
-        of_workload(counts.workload, findings), ": ", doc.join(named, most=_NAMED), ".",
+        add_workload(counts.workload, findings), ": ", doc.join(named, most=_NAMED), ".",
     )  # fmt: skip
 
 
-def _duplicates(pairs: Sequence[tuple[TimedCase, TimedCase]]) -> Iterator[doc.Text]:
+def _duplicates(pairs: Sequence[tuple[DuplicateCase, DuplicateCase]]) -> Iterator[doc.Text]:
     """Yield one line on the cases that two workloads measured with different times."""
     named = []
     for longer, shorter in grouped(pairs).items():
         unit = time_unit([longer.ns])
-        times = doc.join(fill("{} in {}", doc.Number(c.ns, unit), doc.Code(c.workload)) for c in (longer, *shorter))
+        times = doc.join(fill("{} in {}", doc.Amount(c.ns, unit), doc.Code(c.workload)) for c in (longer, *shorter))
         named.append(doc.concat(in_words(longer.axes) or "the only case", ": ", times))
     if named:
         yield doc.concat("The same case has different times in two workloads; trust neither: ",
@@ -266,7 +266,7 @@ def skipped(findings: Findings) -> doc.Section:
     return doc.make_section("skipped", "Skipped", [_drop_only_workload(table, findings)])
 
 
-def _table(id: str, groups: Sequence[_Group], findings: Findings) -> doc.Table:
+def _table(id: str, groups: Sequence[_Group], findings: Findings) -> doc.TableBlock:
     def cases(group: NotRun) -> doc.Text:
         return "after the last case" if group.is_after_cases else name_cases(group, findings) or "all cases"
 
@@ -286,7 +286,7 @@ def _table(id: str, groups: Sequence[_Group], findings: Findings) -> doc.Table:
     return _drop_only_workload(doc.table_of(id, groups, columns), findings)
 
 
-def _drop_only_workload(table: doc.Table, findings: Findings) -> doc.Table:
+def _drop_only_workload(table: doc.TableBlock, findings: Findings) -> doc.TableBlock:
     return table if len(findings.workloads) > 1 else table.without("workload")
 
 

@@ -18,7 +18,7 @@ from profpipe.results.schema import Tables
 from profpipe.results.tasks import Task, TaskState
 from profpipe.runner.request import REQUEST_FILE
 from profpipe.runner.slurm import queue, records, submit
-from profpipe.runner.slurm.records import Record
+from profpipe.runner.slurm.records import TaskRecord
 
 #: What each task has in its manifest, and what the manifest of the run joins.
 _JOINED = ("jobs", "files", "refused", "incidents")
@@ -34,21 +34,21 @@ def collect(folder: Path, seen: Mapping[int, Task] | None) -> tuple[Tables, Mani
     records_by_index = records.read_records(folder)
     tasks = describe_tasks(folder, plan, records_by_index, seen, begun.tasks)
     kept = [record for index, record in records_by_index.items() if index < len(plan)]
-    merged = _merge(begun, kept)
     is_done = all(task.state is TaskState.DONE for task in tasks)
     if is_done:
         _remove_partial_folders(folder)
     ended = (begun.ended or manifest.utc_now().isoformat(timespec="seconds")) if is_done else None
-    return tables_of(kept), replace(merged, tasks=tuple(tasks), ended=ended, private_files=_private_files(folder, kept))
+    private_files = _private_files(folder, kept)
+    return tables_of(kept), _merge(begun, kept, tasks=tuple(tasks), ended=ended, private_files=private_files)
 
 
 # --- the tables ------------------------------------------------------------------------------------------------------
 
 
-def tables_of(task_records: Sequence[Record]) -> Tables:
+def tables_of(task_records: Sequence[TaskRecord]) -> Tables:
     """Return the rows of several records in their order."""
     frames: dict[str, Any] = {
-        table.name: (_read_parquet if table.is_picture else _read_rows)(table, task_records) for table in schema.ALL
+        table.name: (_read_parquet if table.parquet_only else _read_rows)(table, task_records) for table in schema.ALL
     }
     return Tables(**frames)
 
@@ -57,12 +57,12 @@ def texts_of(data: Tables) -> dict[str, str]:
     """Return the tables that have rows as a record holds them."""
     rows = [(table, frame) for table in schema.ALL if len(frame := getattr(data, table.name))]
     return {
-        table.name: base64.b64encode(store.as_parquet(frame)).decode() if table.is_picture else store.as_rows(frame)
+        table.name: base64.b64encode(store.as_parquet(frame)).decode() if table.parquet_only else store.as_rows(frame)
         for table, frame in rows
     }
 
 
-def _read_rows(table: schema.Table, task_records: Sequence[Record]) -> pd.DataFrame:
+def _read_rows(table: schema.Table, task_records: Sequence[TaskRecord]) -> pd.DataFrame:
     """Return the rows of a table in all records."""
     where, rows = f"table {table.name} in the records", []
     for record in task_records:
@@ -79,7 +79,7 @@ def _read_rows(table: schema.Table, task_records: Sequence[Record]) -> pd.DataFr
     return store.from_rows(rows, table, where) if rows else schema.empty(table)
 
 
-def _read_parquet(table: schema.Table, task_records: Sequence[Record]) -> pd.DataFrame:
+def _read_parquet(table: schema.Table, task_records: Sequence[TaskRecord]) -> pd.DataFrame:
     contents = (base64.b64decode(record.tables[table.name]) for record in task_records if table.name in record.tables)
     parts = [pd.read_parquet(io.BytesIO(content)) for content in contents]
     return schema.frame(table, pd.concat(parts, ignore_index=True)) if parts else schema.empty(table)
@@ -88,11 +88,10 @@ def _read_parquet(table: schema.Table, task_records: Sequence[Record]) -> pd.Dat
 # --- the manifest ----------------------------------------------------------------------------------------------------
 
 
-def _merge(begun: Manifest, task_records: Sequence[Record]) -> Manifest:
-    """Return the manifest of the run with the jobs, files and nodes of the records."""
-    joined: dict[str, Any] = {
-        name: tuple(entry for record in task_records for entry in getattr(record.manifest, name)) for name in _JOINED
-    }
+def _merge(begun: Manifest, task_records: Sequence[TaskRecord], **joined: Any) -> Manifest:
+    """Return the manifest of the run with what is ``joined`` and the jobs, files and nodes of the records."""
+    for name in _JOINED:
+        joined[name] = tuple(entry for record in task_records for entry in getattr(record.manifest, name))
     expects: dict[str, Mapping[str, str | None]] = {}
     nodes: dict[str, NodeEntry] = {}
     for record in task_records:
@@ -115,17 +114,16 @@ def _join_pairs(begun: PairsEntry, entries: Sequence[PairsEntry]) -> PairsEntry:
     if not entries:
         return begun
     chosen = next((entry for entry in entries if entry.captures), entries[0])
-    joined = replace(begun, captures=chosen.captures, profiler=chosen.profiler, no_captures=chosen.no_captures)
+    modules = {**begun.a.foreign_modules}, {**begun.b.foreign_modules}
     spreads: dict[str, dict[str, float]] = {}
     for entry in entries:
         for workload, of_cases in entry.spreads.items():
             spreads.setdefault(workload, {}).update(of_cases)
-        a, b = (
-            replace(side, foreign_modules={**side.foreign_modules, **other.foreign_modules})
-            for side, other in ((joined.a, entry.a), (joined.b, entry.b))
-        )
-        joined = replace(joined, a=a, b=b)
-    return replace(joined, spreads=spreads)
+        for of_side, side in zip(modules, (entry.a, entry.b), strict=True):
+            of_side.update(side.foreign_modules)
+    a, b = (replace(side, foreign_modules=m) for side, m in zip((begun.a, begun.b), modules, strict=True))
+    choice = {name: getattr(chosen, name) for name in ("captures", "profiler", "no_captures")}
+    return replace(begun, **choice, spreads=spreads, a=a, b=b)
 
 
 def _machine_of(nodes: Sequence[NodeEntry]) -> Machine:
@@ -163,7 +161,7 @@ def _remove_partial_folders(folder: Path) -> None:
             atomic.remove_partial_folders(place)
 
 
-def _private_files(folder: Path, task_records: Iterable[Record]) -> tuple[str, ...]:
+def _private_files(folder: Path, task_records: Iterable[TaskRecord]) -> tuple[str, ...]:
     private_names = {name for record in task_records for name in record.manifest.private_files or ()}
     named = (str(name) for name in (REQUEST_FILE, submit.SCRIPT) if (folder / name).is_file())
     return tuple(sorted({*private_names, *named}))
@@ -175,7 +173,7 @@ def _private_files(folder: Path, task_records: Iterable[Record]) -> tuple[str, .
 def describe_tasks(
     folder: Path,
     plan: Sequence[Task],
-    records_by_index: Mapping[int, Record],
+    records_by_index: Mapping[int, TaskRecord],
     seen: Mapping[int, Task] | None,
     before: Sequence[Task] = (),
 ) -> list[Task]:

@@ -256,18 +256,15 @@ def _read_scontrol(text: str) -> Iterator[Task]:
             continue
         restarts = fields.get("Restarts", "0") != "0"
         node = fields.get("BatchHost") or fields.get("NodeList", "")
-        seen = _seen(fields.get("JobState", ""), node, fields.get("Reason", ""), fields.get("ExitCode", ""), restarts)
-        yield from (replace(seen, job=f"{job}_{number}") for number in expand(fields["ArrayTaskId"]))
+        said = fields.get("JobState", ""), node, fields.get("Reason", ""), fields.get("ExitCode", ""), restarts
+        yield from (_seen(f"{job}_{number}", *said) for number in expand(fields["ArrayTaskId"]))
 
 
 def _ask_squeue(jobs: Sequence[int]) -> list[Task]:
     argv = ["squeue", "--noheader", "--array", "--states=all", "--format=%F|%K|%T|%N|%r"]
     code, text = call([*argv, f"--jobs={','.join(map(str, jobs))}"])
     _require_answer(code, text)
-    return [
-        replace(_seen(state, node, reason), job=f"{job}_{number}")
-        for job, number, state, node, reason in _rows(text, 5)
-    ]
+    return [_seen(f"{job}_{number}", state, node, reason) for job, number, state, node, reason in _rows(text, 5)]
 
 
 def _rows(text: str, columns: int) -> Iterator[list[str]]:
@@ -286,11 +283,10 @@ def _read_sacct(text: str) -> Iterator[Task]:
     for name, state, exit_code, node in _rows(text, 4):
         job, _, numbers = name.partition("_")
         # "CANCELLED by 1000"
-        seen = _seen(state.split(" ")[0], node, "", exit_code)
-        yield from (replace(seen, job=f"{job}_{number}") for number in expand(numbers))
+        yield from (_seen(f"{job}_{number}", state.split(" ")[0], node, "", exit_code) for number in expand(numbers))
 
 
-def _seen(state: str, node: str, reason: str, exit_code: str = "", restarts: bool = False) -> Task:
+def _seen(job: str, state: str, node: str, reason: str, exit_code: str = "", restarts: bool = False) -> Task:
     """Return what Slurm says of a task; ``exit_code`` is ``1:0``, a code and a signal."""
     task_state = _STATES.get(state.strip().rstrip("+"), TaskState.UNKNOWN)
     node, reason = ("" if word.strip() in _NONE else word.strip() for word in (node, reason))
@@ -301,7 +297,7 @@ def _seen(state: str, node: str, reason: str, exit_code: str = "", restarts: boo
         task_state, reason = (TaskState.KILLED, "") if killed else (task_state, f"exit code {exit_code.split(':')[0]}")
     elif not task_state.is_queued:
         reason = ""
-    return Task(state=task_state, node=node, details=reason)
+    return Task(state=task_state, node=node, details=reason, job=job)
 
 
 def limit(most: int | None) -> str:
@@ -347,7 +343,7 @@ def allocated_nodes(environment: Mapping[str, str]) -> int | None:
 
 def step_variables(job: Job) -> dict[str, str]:
     """Return the variables that srun needs to find the allocation; none for a job on one machine."""
-    return _slurm_variables() if job.nodes > 1 else {}
+    return _slurm_variables() if job.launch.nodes > 1 else {}
 
 
 def _slurm_variables() -> dict[str, str]:
@@ -357,7 +353,7 @@ def _slurm_variables() -> dict[str, str]:
 def end_steps(job: Job, ask: Ask, wait_s: float) -> None:
     """End the steps of the job that this allocation still has, and wait until they are gone."""
     allocation = os.environ.get("SLURM_JOB_ID")
-    if job.nodes == 1 or allocation is None:
+    if job.launch.nodes == 1 or allocation is None:
         return
     deadline = time.monotonic() + wait_s
     while running := _find_steps(allocation, job, ask):

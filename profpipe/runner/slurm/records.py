@@ -68,13 +68,14 @@ def load_plan(folder: Path) -> tuple[Task, ...]:
 # --- attempts --------------------------------------------------------------------------------------------------------
 
 
-def begin(folder: Path, task: Task) -> Task:
-    """Write that an attempt begins, and return the task with its number, which no other attempt has.
+def begin(folder: Path, task: Task, node: str, job: str) -> Task:
+    """Write that an attempt begins on ``node``, and return the task with its number, which no other attempt has.
 
-    The file is made with ``O_EXCL``, which shared file systems carry out on the server.
+    ``job`` is the name of the task for Slurm. The file is made with ``O_EXCL``, which shared file systems carry out on
+    the server.
     """
     for attempt in range(1, _MAX_ATTEMPT + 1):
-        begun = replace(task, attempt=attempt, state=TaskState.RUNNING)
+        begun = replace(task, attempt=attempt, state=TaskState.RUNNING, node=node, job=job)
         with suppress(FileExistsError):
             path = folder / STARTS / _file_name(begun.index, attempt)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
@@ -107,7 +108,7 @@ def _read_start(folder: Path, index: int, attempt: int) -> Task:
 
 
 @dataclass(frozen=True)
-class Record:
+class TaskRecord:
     """What an attempt at a task has measured so far.
 
     ``manifest`` has the task alone and lacks what all tasks share. The task is DONE where every job of it has ended,
@@ -129,7 +130,7 @@ class Record:
         atomic.write_private(path, json.dumps(document, default=dict).encode())
 
     @classmethod
-    def load(cls, path: Path) -> Record:
+    def load(cls, path: Path) -> TaskRecord:
         """Raises ConfigError where the file is no record."""
         try:
             document = budget.load_json(atomic.read_regular(path).decode())
@@ -148,7 +149,7 @@ def list_records(folder: Path) -> frozenset[tuple[str, int]]:
     return frozenset((path.name, path.stat().st_mtime_ns) for path in paths)
 
 
-def read_records(folder: Path, wanted: int | None = None) -> dict[int, Record]:
+def read_records(folder: Path, wanted: int | None = None) -> dict[int, TaskRecord]:
     """Return the record that counts of each task, or of the ``wanted`` one: the last complete one, else the last one.
 
     An attempt goes on from the record that it finds, so the last record holds what earlier ones have.
@@ -160,8 +161,8 @@ def read_records(folder: Path, wanted: int | None = None) -> dict[int, Record]:
     return {index: _choose(folder, index, numbers) for index, numbers in attempts.items()}
 
 
-def _choose(folder: Path, index: int, attempts: list[int]) -> Record:
-    newest_first = (Record.load(folder / RECORDS / _file_name(index, attempt)) for attempt in reversed(attempts))
+def _choose(folder: Path, index: int, attempts: list[int]) -> TaskRecord:
+    newest_first = (TaskRecord.load(folder / RECORDS / _file_name(index, attempt)) for attempt in reversed(attempts))
     last = next(newest_first)
     is_done = last.task.state is TaskState.DONE
     return last if is_done else next((record for record in newest_first if record.task.state is TaskState.DONE), last)

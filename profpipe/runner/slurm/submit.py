@@ -24,8 +24,8 @@ from profpipe.results import atomic
 from profpipe.results.manifest import PairsEntry
 from profpipe.results.tasks import Task
 from profpipe.runner import fingerprint, guided_ncu, plan, process, session, sides
-from profpipe.runner.request import Machine, RunRequest, plan_jobs
-from profpipe.runner.sides import Side
+from profpipe.runner.request import ExaminedMachine, RunRequest, plan_jobs
+from profpipe.runner.sides import PairSide
 from profpipe.runner.slurm import queue, records
 from profpipe.runner.slurm.queue import Submission
 
@@ -46,7 +46,7 @@ def settings_of(request: RunRequest) -> Slurm:
 # --- the plan --------------------------------------------------------------------------------------------------------
 
 
-def plan_tasks(request: RunRequest, compared: Compared, both: tuple[Side, Side] | None = None) -> list[Task]:
+def plan_tasks(request: RunRequest, compared: Compared, both: tuple[PairSide, PairSide] | None = None) -> list[Task]:
     """Return the tasks of a run in the order of the workloads and cases in the file.
 
     All pairs of a case of an `ab` run are one task, and so are the cases that share their processes. Raises ConfigError
@@ -54,7 +54,7 @@ def plan_tasks(request: RunRequest, compared: Compared, both: tuple[Side, Side] 
     """
     session.load_rules(request)
     # Refuses unknown names.
-    planned = session.plan_run(request, Machine.examine(request), both)
+    planned = session.plan_run(request, ExaminedMachine.examine(request), both)
     if both:
         # Cases in one process are one job.
         tasks = [
@@ -176,7 +176,7 @@ def create(
     request: RunRequest,
     command: Sequence[str],
     compared: Compared,
-    both: tuple[Side, Side] | None = None,
+    both: tuple[PairSide, PairSide] | None = None,
     settings: PairsEntry | None = None,
 ) -> Path:
     """Make the folder of a new run with its plan and its batch script, and return it. Nothing is submitted.
@@ -184,7 +184,7 @@ def create(
     ``both`` are the sides of an `ab` run with these ``settings``. The tools and GPUs of this machine do not matter:
     each task examines its node.
     """
-    tasks, machine = plan_tasks(request, compared, both), Machine.examine(request)
+    tasks, machine = plan_tasks(request, compared, both), ExaminedMachine.examine(request)
     planned = session.plan_run(request, machine, both)
     begun = replace(session.begin_run(request, machine, planned, command), ab=settings)
     reader.parsers(request.plugin_dir)
@@ -203,7 +203,7 @@ def create(
     return folder
 
 
-def sources(both: tuple[Side, Side], machine: Machine, folder: Path) -> Iterator[Job]:
+def sources(both: tuple[PairSide, PairSide], machine: ExaminedMachine, folder: Path) -> Iterator[Job]:
     """Yield the jobs of the sides whose code is not that of a commit, under the name of the side and the workload."""
     for side in both:
         if side.repository is None:

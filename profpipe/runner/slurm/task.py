@@ -23,17 +23,17 @@ from profpipe.errors import ConfigError, Interrupted, ProfpipeError, explain_dis
 from profpipe.ingest import job_tables
 from profpipe.job import Job, ProgressListener
 from profpipe.measure import node
-from profpipe.results import atomic, noise
+from profpipe.results import atomic
 from profpipe.results.manifest import GitState, Manifest, NodeEntry
 from profpipe.results.schema import Tables
 from profpipe.results.tasks import Task, TaskState
 from profpipe.runner import fingerprint, session, sides
 from profpipe.runner.pairs import ChooseAgain
-from profpipe.runner.request import Machine, RunRequest
+from profpipe.runner.request import ExaminedMachine, RunRequest
 from profpipe.runner.session import Session
 from profpipe.runner.slurm import collect, queue, records, submit
 from profpipe.runner.slurm.queue import SlurmSilent
-from profpipe.runner.slurm.records import Record
+from profpipe.runner.slurm.records import TaskRecord
 
 #: The folder of one of several processes of a case.
 _OF_PROCESS = re.compile(r"/process-\d+$")
@@ -54,7 +54,7 @@ def run(folder: Path, index: int, listener: ProgressListener, choose_again: Choo
     request = RunRequest.load(folder)
     # Slurm's name of this task: ``4711_7``.
     words = (os.environ.get(name, "") for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"))
-    task = records.begin(folder, replace(plan[index], node=node.name(), job="_".join(filter(None, words))))
+    task = records.begin(folder, plan[index], node.name(), "_".join(filter(None, words)))
     try:
         has_nodes = any(workload.nodes > 1 for workload in request.pipeline.workloads.values())
         # The processes on the other nodes write into the folder too.
@@ -70,15 +70,15 @@ def run(folder: Path, index: int, listener: ProgressListener, choose_again: Choo
         raise
 
 
-def _save_failure(folder: Path, task: Task, earlier: Record | None, error: Exception) -> None:
+def _save_failure(folder: Path, task: Task, earlier: TaskRecord | None, error: Exception) -> None:
     """Write why the attempt failed into its record, which keeps what is measured."""
     # Without the path of the run's folder: the record may be published.
     text = errors.describe_os_error(error) if isinstance(error, OSError) else str(error)
     failed = replace(task, state=TaskState.FAILED, details=text.replace(f"{folder}/", ""))
     path = folder / records.RECORDS
     try:
-        last = records.read_records(folder, task.index).get(task.index) or earlier or Record(Manifest())
-        replace(last, manifest=replace(last.manifest, tasks=(failed,))).save(folder)
+        last = records.read_records(folder, task.index).get(task.index) or earlier or TaskRecord(Manifest())
+        TaskRecord(replace(last.manifest, tasks=(failed,)), last.tables).save(folder)
     except OSError as second:
         print(f"profpipe: {path}: {second.strerror or second}. The record was not written.", file=sys.stderr)
 
@@ -94,7 +94,7 @@ def _scratch(settings: Slurm, shared: Path | None) -> Iterator[Path]:
         yield Path(name).resolve()
 
 
-def _open(folder: Path, task: Task, request: RunRequest, place: Path, earlier: Record | None) -> Session:
+def _open(folder: Path, task: Task, request: RunRequest, place: Path, earlier: TaskRecord | None) -> Session:
     """Return the session of an attempt in the folder ``place``, with the ended jobs of an earlier attempt.
 
     An attempt at pairs begins anew: both processes of a pair run on one node, which decides the profiler of captures.
@@ -105,12 +105,9 @@ def _open(folder: Path, task: Task, request: RunRequest, place: Path, earlier: R
         a, b = (replace(side, request=replace(side.request, workloads=(task.workload,))) for side in sides.load(folder))
         both, earlier = (a, b), None
     else:
-        machine = Machine.examine(request)
-    begun = session.begin_run(request, machine)
-    begun = replace(begun, nodes={task.node: NodeEntry(begun.machine, begun.packages, begun.tools)})
-    if settings:
-        begun = replace(begun, ab=replace(settings, spreads=noise.read_floors(request.out, begun)))
-    data, begun = _continue(earlier, begun)
+        machine = ExaminedMachine.examine(request)
+    begun = session.begin_run(request, machine, settings=settings)
+    data, begun = _continue(earlier, begun, task.node)
     opened = Session(request, place, begun, data, both, task)
     opened.machine = machine
     (place / "raw").mkdir(parents=True)
@@ -124,13 +121,14 @@ def _open(folder: Path, task: Task, request: RunRequest, place: Path, earlier: R
     return opened
 
 
-def _continue(earlier: Record | None, begun: Manifest) -> tuple[Tables, Manifest]:
-    """Return the tables and the manifest of an earlier attempt without the jobs that it did not end.
+def _continue(earlier: TaskRecord | None, begun: Manifest, node: str) -> tuple[Tables, Manifest]:
+    """Return the tables and the manifest of an attempt on ``node`` with the jobs that an earlier one has ended.
 
     A job runs on one node as a whole: its cases are compared with each other.
     """
+    nodes = {node: NodeEntry(begun.machine, begun.packages, begun.tools)}
     if earlier is None:
-        return Tables(), begun
+        return Tables(), replace(begun, nodes=nodes)
     data, before = collect.tables_of([earlier]), earlier.manifest
     for entry in before.jobs:
         if not session.is_done(entry):
@@ -140,7 +138,7 @@ def _continue(earlier: Record | None, begun: Manifest) -> tuple[Tables, Manifest
                 data = job_tables.drop_folder(data, entry.folder, (entry.workload, entry.profiler, entry.cases))
     return data, replace(
         begun,
-        nodes={**before.nodes, **begun.nodes},
+        nodes={**before.nodes, **nodes},
         **{
             name: getattr(before, name)
             for name in ("jobs", "files", "refused", "expects", "incidents", "private_files")
@@ -207,9 +205,9 @@ def _save(opened: Session, folder: Path, state: TaskState, details: str = "") ->
         )
         for entry in opened.manifest.jobs
     )
-    recorded = replace(opened.manifest, pipeline=None, command=(), planned=(), git=GitState(), jobs=jobs)
-    recorded = replace(recorded, tasks=(replace(task, state=state, details=details),))
-    Record(recorded, collect.texts_of(opened.data)).save(folder)
+    tasks = (replace(task, state=state, details=details),)
+    recorded = replace(opened.manifest, pipeline=None, command=(), planned=(), git=GitState(), jobs=jobs, tasks=tasks)
+    TaskRecord(recorded, collect.texts_of(opened.data)).save(folder)
 
 
 def _why_stopped(task: Task) -> TaskState:

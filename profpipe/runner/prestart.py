@@ -29,7 +29,7 @@ _LEAST_CORES: Final = 8
 _CORES_VARIABLE: Final = "PROFPIPE_LEAST_CORES"
 #: How many wait for each job that runs at once. Under plain only a process that was not started ahead may start others,
 #: so one of so many and one pays for its imports.
-LANE: Final = 2
+PER_SLOT: Final = 2
 #: Nothing reads it before a process uses the GPU, so it is given to the process when that goes on.
 _LATE: Final = "CUDA_VISIBLE_DEVICES"
 
@@ -56,7 +56,7 @@ class Start:
 
 
 @dataclass
-class Ahead:
+class Prestart:
     """The processes that were started ahead, at most ``most``; leaving it as a context manager ends them.
 
     ``following`` are the jobs that are likely to come after those that the executor knows. The threads of slots share
@@ -68,7 +68,7 @@ class Ahead:
     _waiting: dict[Path, tuple[Start, Child]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def __enter__(self) -> Ahead:
+    def __enter__(self) -> Prestart:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,7 +1,5 @@
 """The process of the next job is started while a job runs, and nothing else changes by that."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -13,14 +11,15 @@ import time
 from pathlib import Path
 
 import pytest
+from jobs import make_job
 from kill_server import processes_of
 from program import ROOT, WITHOUT_TORCH, profpipe, rows
 
 from profpipe.config import loader
 from profpipe.errors import ConfigError
-from profpipe.job import WAIT_VARIABLE, Case, Job, ProgressListener, Tool
+from profpipe.job import WAIT_VARIABLE, Case, ProgressListener, Tool
 from profpipe.runner import process, session
-from profpipe.runner.ahead import Ahead, Start, finish, has_spare_cores
+from profpipe.runner.prestart import Prestart, Start, finish, has_spare_cores
 from profpipe.runner.request import RunRequest
 
 WORKLOAD = """
@@ -53,6 +52,9 @@ defaults: {warmup: 0, repeats: 2, env: {LOADED: LOADED_FILE}, timing: {order: se
 workloads:
   sums: {script: sums.py, profilers: [plain], isolate: true, matrix: {n: [1, 2, 3]}}
 """
+
+
+EXHAUSTIVE_SIGTERM = pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive)
 
 
 @pytest.fixture
@@ -101,12 +103,14 @@ def test_the_next_process_waits_while_a_job_runs_and_the_tables_are_the_same(pro
     assert [[len(path.read_text().splitlines()) for path in own] for own in logs] == [[1, 1, 1]] * 2
 
 
+@pytest.mark.slow
 def test_nothing_starts_beside_a_process_that_measures_without_a_profiler(project):
     found = run(project("four", WAIT_FOR_OTHERS.replace("< 3", "in (1, 2)")), "--set", "n=1,2,3,4")
     # The fourth would have started beside the second, which had waited itself.
     assert started_ahead(found) == [False, True, True, False]
 
 
+@pytest.mark.slow
 def test_what_a_process_prints_after_it_has_waited_is_in_its_log(project):
     found = run(project("printing", f"{WAIT_FOR_OTHERS}; print('case', params['n'], flush=True); os.system('echo x')"))
     assert [path.read_text().splitlines()[1:] for path in sorted(found.glob("raw/**/log.txt"))] == [
@@ -114,7 +118,8 @@ def test_what_a_process_prints_after_it_has_waited_is_in_its_log(project):
     ]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, EXHAUSTIVE_SIGTERM])
 def test_a_process_that_died_while_it_waits_costs_no_case(project, number):
     found = run(
         project("killed", f"{WAIT_FOR_OTHERS}; [os.kill(pid, {int(number)}) for pid in others()]; time.sleep(0.3)")
@@ -123,6 +128,7 @@ def test_a_process_that_died_while_it_waits_costs_no_case(project, number):
     assert started_ahead(found) == [False] * 3
 
 
+@pytest.mark.slow
 def test_on_several_places_each_has_its_own(project):
     words = "--set", "parallel=true", "--set", "gpus=2"
     ahead, usual = (run(project(name), *words, cores=cores) for name, cores in (("a", "0"), ("b", "99999")))
@@ -130,7 +136,8 @@ def test_on_several_places_each_has_its_own(project):
     assert sorted(json.loads((ahead / "raw" / "slots.json").read_text())["slots"]) == ["place 1", "place 2"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, EXHAUSTIVE_SIGTERM, signal.SIGKILL])
 def test_the_process_that_waits_ends_with_the_runner(project, number):
     folder = project("interrupted", f"{WAIT_FOR_OTHERS}; open('ready', 'w').close(); time.sleep(30)")
     env = {**os.environ, "PYTHONPATH": WITHOUT_TORCH, "PROFPIPE_LEAST_CORES": "0"}
@@ -156,7 +163,8 @@ def job(tmp_path):
     (tmp_path / "log.txt").touch()
     start = Start((sys.executable, "-c", words), {"A": "1"}, tmp_path)
     tool = Tool("plain", "")
-    return Job("sums", "plain", (Case("n=1", {}),), tmp_path, tool, sys.executable, tmp_path, ROOT / "a.py"), start
+    made = make_job("sums", "plain", (Case("n=1", {}),), tmp_path, tool, sys.executable, tmp_path, script=ROOT / "a.py")
+    return made, start
 
 
 def test_a_process_is_used_only_for_the_same_command_environment_and_folder(job, tmp_path):
@@ -168,9 +176,9 @@ def test_a_process_is_used_only_for_the_same_command_environment_and_folder(job,
         Start(start.argv, start.env, Path("/")),
     ]
     for needed in (*others, start, Start(start.argv, {"A": "1", "CUDA_VISIBLE_DEVICES": "1"}, start.cwd)):
-        with Ahead(1) as ahead:
-            ahead.start([(job, start)], process.GRACE)
-            child = ahead.take(job, needed, io.BytesIO())
+        with Prestart(1) as prestart:
+            prestart.start([(job, start)], process.GRACE)
+            child = prestart.take(job, needed, io.BytesIO())
             assert (child is None) == (needed in others)
             if child:
                 assert child.wait(20) == 0 and child.end_remaining(process.GRACE) == 0
@@ -183,14 +191,14 @@ def test_a_process_is_used_only_for_the_same_command_environment_and_folder(job,
 
 def test_at_most_so_many_processes_wait_and_one_that_no_job_needs_ends(job, tmp_path):
     job, start = job
-    with Ahead(0) as ahead:
-        ahead.start([(job, start)], process.GRACE)
+    with Prestart(0) as prestart:
+        prestart.start([(job, start)], process.GRACE)
         assert left_below(tmp_path) == []
-    with Ahead(1) as ahead:
+    with Prestart(1) as prestart:
         for _ in range(2):
-            ahead.start([(job, start)], process.GRACE)
+            prestart.start([(job, start)], process.GRACE)
             assert len(left_below(tmp_path)) == 1
-        ahead.start([], process.GRACE)
+        prestart.start([], process.GRACE)
         assert left_below(tmp_path) == []
 
 
