@@ -84,7 +84,7 @@ def test_a_planted_wait_is_named_with_its_line_and_its_time(
 ) -> None:
     run, truth = planted
     metrics = pd.read_parquet(run / "metrics.parquet")
-    waits = metrics[metrics["metric"] == "wait_idle"].set_index("subject")["value"]
+    waits = metrics[metrics["metric"] == "step_wait_idle"].set_index("subject")["value"]
     steps = pd.read_parquet(run / "steps.parquet")
     # A step goes from one optimizer step to the next: it ends with the wait for the batch of the next iteration.
     steady = steps.loc[steps["state"] == "steady", "step"].astype(int) + (name == "loader")
@@ -96,7 +96,7 @@ def test_a_planted_wait_is_named_with_its_line_and_its_time(
 def test_the_causes_add_up_to_the_steps(planted: tuple[Path, dict[str, list[float]]]) -> None:
     run, _ = planted
     metrics, steps = pd.read_parquet(run / "metrics.parquet"), pd.read_parquet(run / "steps.parquet")
-    waits = metrics.loc[metrics["metric"] == "wait_idle", "value"].sum()
+    waits = metrics.loc[metrics["metric"] == "step_wait_idle", "value"].sum()
     assert waits == pytest.approx(steps.loc[steps["state"] == "steady", "wall_ns"].astype(float).mean(), rel=1e-9)
 
 
@@ -138,10 +138,10 @@ def test_a_wait_counts_where_the_gpu_is_idle_and_the_rest_is_hidden() -> None:
     begin = 1_000_000_000
     wait = ["DataLoader", begin + 10 * MS, begin + 50 * MS, 7, 0, "2 workers"]
     parts = divided(placed(content(waits=[wait])), spans((30, 60)))
-    assert parts["wait_idle", "DataLoader (2 workers) > a.py:1"] == 10
-    assert parts["wait_hidden", "DataLoader (2 workers) > a.py:1"] == 10
+    assert parts["step_wait_idle", "DataLoader (2 workers) > a.py:1"] == 10
+    assert parts["step_wait_hidden", "DataLoader (2 workers) > a.py:1"] == 10
     # From 50 to 60 ms it ran code: a sample stands for the 2.5 ms before it and after it.
-    assert parts["wait_idle", "host code > b.py:2"] == parts["wait_idle", "host code > a.py:1"] == 2.5
+    assert parts["step_wait_idle", "host code > b.py:2"] == parts["step_wait_idle", "host code > a.py:1"] == 2.5
 
 
 def test_of_two_waits_the_inner_one_counts() -> None:
@@ -152,8 +152,8 @@ def test_of_two_waits_the_inner_one_counts() -> None:
     ]
     parts = divided(placed(content(waits=waits)), spans((0, 40)))
     assert parts == {
-        ("wait_idle", "DataLoader > a.py:1"): 15,
-        ("wait_idle", "garbage collection > b.py:2"): 5,
+        ("step_wait_idle", "DataLoader > a.py:1"): 15,
+        ("step_wait_idle", "garbage collection > b.py:2"): 5,
     }
 
 
@@ -168,8 +168,10 @@ def test_short_gaps_are_launching_and_a_thread_without_python_has_the_place_of_t
     samples["is_backward"] += [True] * 41
     gaps = spans(*((i, i + 0.2) for i in range(20)))
     seen = placed(given)
-    assert divided(seen, gaps, thread=99) == {("wait_idle", "launching > b.py:2"): pytest.approx(2)}
-    assert set(divided(seen, gaps, thread=7)) == {("wait_idle", f"launching > {at}") for at in ("a.py:1", "b.py:2")}
+    assert divided(seen, gaps, thread=99) == {("step_wait_idle", "launching > b.py:2"): pytest.approx(2)}
+    assert set(divided(seen, gaps, thread=7)) == {
+        ("step_wait_idle", f"launching > {at}") for at in ("a.py:1", "b.py:2")
+    }
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -184,7 +186,7 @@ def test_the_parts_always_add_up_to_the_idle_time(seed: int) -> None:
     gaps = spans(*zip(edges[::2].tolist(), edges[1::2].tolist(), strict=False))
     operators = Union(*spans((20, 40), (90, 120))) if seed % 2 else None
     parts = divided(placed(content(waits=waits)), gaps, operators=operators)
-    idle = sum(value for (metric, _), value in parts.items() if metric == "wait_idle")
+    idle = sum(value for (metric, _), value in parts.items() if metric == "step_wait_idle")
     assert idle == pytest.approx((gaps[1] - gaps[0]).sum() / MS / 2)
 
 

@@ -43,9 +43,6 @@ _LONGEST_PLACE: Final = 300
 #: Causes of a device that have a row; the others are one.
 _MOST_CAUSES: Final = 20
 
-#: Names of waits that are no wait of the hook.
-READ, HOST_CODE, LAUNCHING, OPERATORS = "synchronising call", "host code", "launching", "operators"
-
 
 @dataclass(frozen=True)
 class Host:
@@ -107,7 +104,7 @@ def place(content: Mapping[str, Any], step: Ints, begin: Int64s, calls: Spans) -
         spans.append((start + offset, end + offset, names.setdefault(text, len(names)), at))
     samples = _by_thread(content, offset)
     of_main = samples.get(0, (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)))
-    reads = names.setdefault(READ, len(names))
+    reads = names.setdefault(schema.SYNCHRONISING, len(names))
     at_call = look_up(of_main, (calls.start + calls.end) // 2)
     spans += zip(calls.start.tolist(), calls.end.tolist(), [reads] * len(at_call), at_call.tolist(), strict=True)
     start_ns, end_ns, name_of, place_of = np.array(list(_flatten(spans)), dtype=np.int64).reshape(-1, 4).T
@@ -177,7 +174,7 @@ def causes(
     place = np.where(is_wait, np.append(host.place, -1)[wait], -1)
     rest = np.bincount(gap, weights=np.where(is_wait, 0, length), minlength=len(start))
     is_long = rest[gap] >= _LONG_NS if operators is None else find_span(operators.start, operators.end, begin) < 0
-    names = (*host.names, HOST_CODE, LAUNCHING if operators is None else OPERATORS)
+    names = (*host.names, schema.HOST_CODE, schema.LAUNCHING if operators is None else schema.OPERATORS)
     name = np.where(is_wait, name, len(names) - np.where(is_long, 2, 1))
     of_thread = np.where(np.isin(thread, list(host.samples)), thread, 0)[gap]
     for number, samples in host.samples.items():

@@ -29,6 +29,7 @@ from profpipe.report.sections import (
     timeline,
     times,
     verdicts,
+    waits,
     warnings,
 )
 from profpipe.results import raw_files
@@ -126,6 +127,7 @@ def _workload_sections(workload: WorkloadFindings, findings: Findings) -> Iterat
         yield Section("selection", "", summary=note, workload=workload.name)
     yield plots.explorer(workload)
     yield plots.roofline(workload)
+    yield waits.waits(workload)
     yield step_times.costs(workload)
     yield step_times.ranks(workload)
     yield step_times.outliers(workload)

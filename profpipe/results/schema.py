@@ -284,8 +284,13 @@ STEP_STRIDE: Final = "step_stride"
 STEP_TRANSFER: Final = "step_transfer"
 #: What the host did while a late launch left the GPU idle in a steady step, by name and place; and the rest of a wait,
 #: while queued work kept the GPU busy.
-WAIT_IDLE: Final = "wait_idle"
-WAIT_HIDDEN: Final = "wait_hidden"
+WAIT_IDLE: Final = "step_wait_idle"
+WAIT_HIDDEN: Final = "step_wait_hidden"
+#: Causes that no wrapper of the start-up hook names.
+SYNCHRONISING: Final = "synchronising call"
+HOST_CODE: Final = "host code"
+LAUNCHING: Final = "launching"
+OPERATORS: Final = "operators"
 #: Metric: ns of one of the steps of which several are an iteration.
 STEP_PART: Final = "step_part"
 #: Metrics of what a device runs after the last step: ns until its end, and of its kernels.

@@ -47,7 +47,8 @@ def find(
     The devices of a process share its steps. A process with cases has no steps by pattern: what it runs between its
     cases only prepares them. Of a recording that contradicts itself (``reconcile``), and of a device without steps, the
     figures are the parts of the whole recording. ``unclosed`` and ``step_range`` are those of ``windows.find``;
-    where ``step_range`` is None, nothing is a step by pattern. ``read_host`` returns what the start-up hook saw of a process, by its pid.
+    where ``step_range`` is None, nothing is a step by pattern. ``read_host`` returns what the start-up hook saw of a
+    process, by its pid.
     """
     by_process = windows.find(ranges, unclosed, step_range or "")
     with_cases = set(pd.unique(operations.process[operations.in_case]).tolist()) if operations.in_case.any() else set()

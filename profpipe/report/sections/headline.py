@@ -29,7 +29,7 @@ from profpipe.report.labels import (
     ratio,
     write_what,
 )
-from profpipe.report.sections import recording, roofline, step_times, steps, times
+from profpipe.report.sections import recording, roofline, step_times, steps, times, waits
 from profpipe.report.sections.times import MOST_NAMES, doubt_of, tied_names
 from profpipe.report.units import Unit, number, percent, size_unit, step_unit, time_unit
 from profpipe.results.schema import StepRule
@@ -137,6 +137,7 @@ def _describe_steps(workload: WorkloadFindings) -> Iterator[doc.Text]:
         if facts:
             yield _capitalise(fill("{}.", doc.join(facts)))
     yield from steps.remarks(workload, win.best)
+    yield from waits.remarks(workload, win.best)
     case_steps = workload.steps.of(win.best.id)
     if case_steps and len(workload.cases) > 1:
         yield from steps.whole_program(
@@ -219,6 +220,7 @@ def _one_program(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     else:
         time = fill("{} takes {} ({})", what, _duration(workload, case.time.ns), doc.join(parts, last=", "))
     more = [*steps.whole_program(case_steps, workload.time_source.profiler)] if case_steps else []
+    more += [waiting] if (waiting := waits.headline(workload, case)) else []
     why, share = steps.waiting(case_steps) if case_steps else ("", "")
     if case_steps and why:
         whole = steps.other_step(workload, case, case_steps) or "the step"

@@ -1,0 +1,86 @@
+"""Why a GPU waits for the host in a step, or what a step without a GPU is made of: the metrics ``step_wait_*``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from profpipe.analysis.steps import CaseSteps, StepPart
+from profpipe.results.schema import HOST_CODE, LAUNCHING, PATH_SEPARATOR, WAIT_HIDDEN, WAIT_IDLE
+
+if TYPE_CHECKING:
+    from profpipe.analysis.findings import WorkloadFindings
+
+#: What a profiler slows down, in this order: its overhead is taken from these causes first.
+_SLOWED: Final = (LAUNCHING, HOST_CODE)
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A cause of idle time, in ns of a mean steady step, those of all lines together but for code of the program.
+
+    ``hidden_ns`` are those in which the GPU had work. ``places`` are the lines, such as ``train.py:41``, with their
+    time, the largest first.
+    """
+
+    cause: str
+    idle_ns: float
+    hidden_ns: float
+    places: tuple[tuple[str, float], ...]
+
+    @property
+    def name(self) -> str:
+        """The cause without its details: ``DataLoader``."""
+        return self.cause.partition(" (")[0]
+
+    @property
+    def detail(self) -> str:
+        """``0 workers``; empty without details."""
+        return self.cause.partition(" (")[2].removesuffix(")")
+
+
+def find_waits(workload: WorkloadFindings, case_steps: CaseSteps) -> tuple[Wait, ...]:
+    """Return the causes under the profiler of the parts of a step, the largest first; nothing where none is recorded.
+
+    On a GPU they add up to the idle time before late launches in ``case_steps.parts_without_profiler``; on a CPU to the
+    step under the profiler.
+    """
+    recorded = workload.recorded.step_numbers
+    parts = case_steps.parts_without_profiler
+    by_profiler = {name: recorded.get((case_steps.case, name), {}) for name in (case_steps.profiler, *case_steps.times)}
+    numbers = next((numbers for numbers in by_profiler.values() if numbers.get(WAIT_IDLE)), {})
+    idle, hidden = ({subject: row.value for subject, row in numbers.get(metric, {}).items()} for metric in _METRICS)
+    if parts is not None and idle:
+        late_ns = parts.ns[StepPart.IDLE_LAUNCH] + parts.ns[StepPart.IDLE_BLOCKED]
+        idle = _take_overhead(idle, sum(idle.values()) - late_ns)
+    grouped: dict[tuple[str, str], list[tuple[str, float, float]]] = {}
+    for subject in dict.fromkeys([*idle, *hidden]):
+        cause, _, place = subject.partition(PATH_SEPARATOR)
+        apart = place if cause == HOST_CODE else ""
+        row = place, idle.get(subject, 0.0), hidden.get(subject, 0.0)
+        grouped.setdefault((cause, apart), []).append(row)
+    waits = [
+        Wait(
+            cause,
+            sum(idle_ns for _, idle_ns, _ in rows),
+            sum(hidden_ns for *_, hidden_ns in rows),
+            tuple(sorted(((place, max(ns, late)) for place, ns, late in rows if place), key=lambda pair: -pair[1])),
+        )
+        for (cause, _), rows in grouped.items()
+    ]
+    return tuple(sorted(waits, key=lambda wait: (-wait.idle_ns, -wait.hidden_ns)))
+
+
+_METRICS: Final = (WAIT_IDLE, WAIT_HIDDEN)
+
+
+def _take_overhead(idle: dict[str, float], overhead_ns: float) -> dict[str, float]:
+    """Return the causes without what the profiler added: it slows the host's code, and no sleep and no disk."""
+    left = dict(idle)
+    for cause in (*_SLOWED, ""):
+        slowed = {subject: ns for subject, ns in left.items() if subject.startswith(cause)}
+        total = sum(slowed.values())
+        taken = min(max(overhead_ns, 0.0), total)
+        left |= {subject: ns * (1 - taken / total) for subject, ns in slowed.items()} if total else {}
+        overhead_ns -= taken
+    return left

@@ -1,0 +1,132 @@
+"""Why the GPU waits for the host: causes with their lines, what could be gained, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from profpipe.analysis.findings import CaseResult, WorkloadFindings
+from profpipe.analysis.steps import CaseSteps
+from profpipe.analysis.waits import Wait, find_waits
+from profpipe.report import document as doc
+from profpipe.report.labels import capitalise, case_text, duration, fill, ratio
+from profpipe.report.units import step_unit
+from profpipe.results.schema import HOST_CODE, LAUNCHING, OPERATORS, SYNCHRONISING, StepState
+
+#: A cause has a sentence from this share of a step on, and is in the headline from this one on; so many have one.
+_LEAST_SHARE, _LEADING_SHARE, _MOST_SENTENCES = 0.03, 0.1, 3
+#: Rows of the table, and lines of a cause in a sentence and in a row. Below this share of a step a cause has no row.
+_MOST_ROWS, _MOST_PLACES, _LEAST_ROW = 10, 2, 0.002
+
+#: What a cause is in a sentence, and what to do about it.
+_NAMES: Mapping[str, str] = {
+    SYNCHRONISING: "calls that wait for the GPU",
+    LAUNCHING: "launches",
+    HOST_CODE: "the program's code",
+    OPERATORS: "operators",
+}
+_DEEDS: Mapping[str, str] = {
+    "DataLoader": "Load ahead: more workers (num_workers, persistent_workers=True), pinned memory, or cheaper items.",
+    SYNCHRONISING: "Read results less often: keep .item(), .cpu(), print and nonzero out of the loop.",
+    LAUNCHING: "Launch less: torch.compile, CUDA graphs, or fewer and larger operators.",
+    HOST_CODE: "Move this code out of the step, or into another process.",
+    "garbage collection": "Call gc.freeze() after the set-up, or gc.disable() and collect seldom.",
+    "compilation": "Keep shapes constant or mark them dynamic. TORCH_LOGS=recompiles names the reason.",
+    "checkpoint": "Save less often, or asynchronously (torch.distributed.checkpoint.async_save).",
+}
+
+
+def _list(workload: WorkloadFindings, case: CaseResult) -> tuple[CaseSteps, tuple[Wait, ...], float] | None:
+    """Return the steps of a case, the causes and ns of the step that they divide; None where none is recorded."""
+    case_steps = workload.steps.of(case.id)
+    waits = find_waits(workload, case_steps) if case_steps else ()
+    if case_steps is None or not waits:
+        return None
+    parts = case_steps.parts_without_profiler
+    return case_steps, waits, parts.wall_ns if parts else sum(wait.idle_ns for wait in waits)
+
+
+def _name(wait: Wait) -> doc.Text:
+    """Return ``the garbage collection (generation 2; train.py:41)``."""
+    places = [doc.Code(place) for place, _ in wait.places[:_MOST_PLACES]]
+    what = _NAMES.get(wait.name, wait.name)
+    about: list[doc.Text] = [wait.detail, *places] if wait.detail else [*places]
+    return fill(f"{what} ({{}})", doc.join(about, last=", ")) if about else what
+
+
+def headline(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
+    """Return the sentence on the largest cause; empty where it is a small part of the step."""
+    listed = _list(workload, case)
+    if listed is None:
+        return ""
+    case_steps, waits, step_ns = listed
+    named = [wait for wait in waits if wait.name != OPERATORS]
+    if not named or named[0].idle_ns < _LEADING_SHARE * step_ns:
+        return ""
+    who = "the GPU waits for" if case_steps.parts_without_profiler else "the program is in"
+    return fill(f"For {{}} of it {who} {{}}.", duration(named[0].idle_ns), _name(named[0]))
+
+
+def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
+    """Yield the largest causes, each with what could be gained at most and what to do."""
+    listed = _list(workload, case)
+    if listed is None:
+        return
+    case_steps, waits, step_ns = listed
+    large = [wait for wait in waits if wait.idle_ns >= _LEAST_SHARE * step_ns and wait.name in _DEEDS]
+    for wait in large[:_MOST_SENTENCES]:
+        gain = fill(", {} at most without it", ratio(step_ns / max(step_ns - wait.idle_ns, 1.0)))
+        yield fill(
+            f"{capitalise(_NAMES.get(wait.name, wait.name))}: {{}} of a step{{}}{{}}{{}}. {_DEEDS[wait.name]}",
+            duration(wait.idle_ns),
+            _count_launches(case_steps) if wait.name == LAUNCHING else "",
+            gain,
+            _write_places(wait),
+        )
+
+
+def _count_launches(case_steps: CaseSteps) -> str:
+    rows = case_steps.rows[case_steps.rows["state"] == StepState.STEADY.value]
+    return f" for {float(rows['kernels'].mean()):,.0f} kernels" if rows["kernels"].notna().any() else ""
+
+
+def _write_places(wait: Wait) -> doc.Text:
+    places = [fill("{} ({})", doc.Code(place), duration(ns)) for place, ns in wait.places[:_MOST_PLACES]]
+    return fill("; mostly at {}", doc.join(places)) if places else ""
+
+
+def waits(workload: WorkloadFindings) -> doc.Section:
+    """Return the causes of each case: where the GPU waits for the host, and what waits are hidden behind its work."""
+    rows = []
+    for case in workload.cases:
+        if listed := _list(workload, case):
+            _, found, step_ns = listed
+            shown = [wait for wait in found if max(wait.idle_ns, wait.hidden_ns) >= _LEAST_ROW * step_ns]
+            rows += [(case, wait, step_ns, i == 0) for i, wait in enumerate(shown[:_MOST_ROWS])]
+    unit = step_unit(step_ns for _, _, step_ns, _ in rows)
+    columns = [
+        (doc.label("case"), lambda row: case_text(row[0]) if row[3] else ""),
+        (doc.label("cause"), lambda row: row[1].cause),
+        (doc.words("places", "lines"), lambda row: doc.join(map(doc.Code, _places(row[1])), last=", ")),
+        (doc.number("idle", "idle", unit), lambda row: row[1].idle_ns),
+        (doc.percent("share", "of a step"), lambda row: row[1].idle_ns / row[2]),
+        (doc.number("hidden", "hidden", unit), lambda row: row[1].hidden_ns or ""),
+    ]
+    table = doc.table_of("waits", rows, columns[len(workload.cases) < 2 :])
+    is_on_gpu = any(case_steps.parts_without_profiler for case_steps in workload.steps.cases)
+    title = "Why the GPU waits for the host" if is_on_gpu else "What a step does"
+    return doc.make_section("waits", title, [table], _NOTE if is_on_gpu else _NOTE_OF_CPU, workload.name)
+
+
+def _places(wait: Wait) -> list[str]:
+    return [place for place, _ in wait.places[:_MOST_PLACES]]
+
+
+_NOTE = (
+    "The causes divide the idle time of a mean steady step that a late launch ends. What the profiler adds is taken"
+    " from launching and code first. Hidden: the GPU had work meanwhile, so a step gains nothing without that wait."
+    " Lines are of the program, by samples of its Python stacks 200 times a second. Launching: gaps below 0.3 ms."
+)
+_NOTE_OF_CPU = (
+    "The causes divide a mean steady step under the profiler. Lines are of the program, by samples of its Python stacks"
+    " 200 times a second."
+)
