@@ -115,9 +115,10 @@ def _steps(
         return schema.empty(schema.STEPS)
     # As Python objects, a million steps take a gigabyte.
     recorded = np.fromiter((int(number) for line in lines for number in line["step"]), np.int64)
-    start, wall = (
-        np.fromiter((float(ns) for line in lines for ns in line[of]), float) for of in ("start_ns", "wall_ns")
-    )
+    # Nanoseconds since 1970 have more digits than a float.
+    origin = lines[0]["start_ns"][0]
+    start = np.fromiter((float(ns - origin) for line in lines for ns in line["start_ns"]), float)
+    wall = np.fromiter((float(ns) for line in lines for ns in line["wall_ns"]), float)
     rule = np.repeat(np.array([line["rule"] for line in lines], dtype=object), [len(line["step"]) for line in lines])
     is_step, kind = np.ones(len(wall), dtype=bool), np.full(len(wall), "", dtype=object)
     if parts:

@@ -9,8 +9,6 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jobs import make_job
-
 from profpipe.job import Case, Command, ProgressListener, Tool, Traits, Visit
 
 WORKLOAD = '''
@@ -157,4 +155,7 @@ def job_of(below, *todo, **fields):
         "script": below / "unused.py",
         "timeout_s": 60.0,
     }
+    # Not at the top: the workload's process imports this module without pydantic.
+    from jobs import make_job
+
     return make_job(**(given | fields))  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 from dataclasses import fields, replace
 from typing import Any
 
-from profpipe.config.settings import Ncu, Steps, Timing, TorchProfiler
+from profpipe.config.settings import ChosenSteps, Ncu, Timing, TorchProfiler
 from profpipe.job import Case, GuidedKernels, Job, JobSettings, Launch, Span, Tool
 
 _LAUNCH = {field.name for field in fields(Launch)}
@@ -16,7 +16,7 @@ def read_options(options):
     ncu = {"sections": (), "exclude": "", **options.get("ncu", {})}
     chosen = {name: ncu.pop(name) for name in ("pattern", "invocations", "chosen") if name in ncu}
     settings |= {"ncu": Ncu(**ncu), "timing": Timing(**options.get("timing", {}))}
-    settings |= {"steps": Steps(**options.get("steps", {})), "torch": TorchProfiler(**options.get("torch", {}))}
+    settings |= {"steps": ChosenSteps(**options.get("steps", {})), "torch": TorchProfiler(**options.get("torch", {}))}
     if span := options.get("capture"):
         names = {"whole": "is_whole"}
         span = {names.get(name, name): value for name, value in span.items()}

@@ -125,5 +125,5 @@ def test_a_run_takes_the_ceilings_of_its_results_folder(tmp_path, measured, monk
     monkeypatch.setattr(request.machine, "nvidia_gpus", lambda: [H200])
     (tmp_path / measured_peaks.FILE).write_text(json.dumps({**measured, "device": "NVIDIA H200"}))
     pipeline = Pipeline.model_validate({"version": 1, "workloads": {"a": {"command": ["true"], "profilers": "plain"}}})
-    machine = request.Machine.examine(request.RunRequest.create(pipeline, tmp_path / "p.yaml", tmp_path))
+    machine = request.ExaminedMachine.examine(request.RunRequest.create(pipeline, tmp_path / "p.yaml", tmp_path))
     assert machine.described["ceilings"]["bytes_per_s"] == measured["copy"]["bytes_per_s"]

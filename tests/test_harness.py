@@ -266,7 +266,9 @@ def test_clocks_under_a_profiler_are_recorded(monkeypatch):
     """NVML is a mock: there is no GPU here."""
     seen = GpuConditions(tuple(Reading(mhz * 1e6, 500.0) for mhz in (1900, 1950, 1980)))
     monkeypatch.setattr(
-        harness.conditions, "monitor_device", lambda device: nullcontext(SimpleNamespace(conditions=lambda: seen))
+        harness.conditions,
+        "monitor_device",
+        lambda device: nullcontext(SimpleNamespace(conditions=lambda clocks_hz: seen)),
     )
     recorded = {}
     events = SimpleNamespace(

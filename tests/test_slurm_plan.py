@@ -173,7 +173,7 @@ def test_the_value_in_a_word_of_a_command_is_kept_elsewhere_if_it_is_a_short_wor
 
 def test_options_after_the_dashes_are_published_without_secrets(tmp_path):
     words = ["--export=ALL,DB_PASSWORD=hunter2-hunter2,db_pass=tok-tok", "--comment", "MY_TOKEN=tok-tok-t", "--mem=4G"]
-    own = cluster.with_options(request(tmp_path, PIPELINE), words, "profpipe run --slurm")
+    own = cluster.add_options(request(tmp_path, PIPELINE), words, "profpipe run --slurm")
     run = submit.create(own, ["profpipe", "run", "--slurm", "--", *words], comparisons)
     texts = {path.name: path.read_text(errors="replace") for path in run.rglob("*") if path.is_file()}
     holders = [name for name, text in texts.items() if "hunter2" in text or "tok-tok" in text]

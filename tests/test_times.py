@@ -140,7 +140,7 @@ def test_an_interval_is_as_wide_as_its_larger_side():
 
 def test_the_throttled_cases_of_the_h200_run_show_the_range_of_their_clocks():
     (workload,) = analyze(*example("h200-attention")).workloads
-    rows = records(cases_section.by_case(workload, workload.cases))
+    rows = records(cases_section.make_case_table(workload, workload.cases))
     flagged = [row for row in rows if "throttled" in row["flags"]]
     assert len(flagged) == 7 and all(" to " in row["SM clock MHz"] for row in flagged)
 
