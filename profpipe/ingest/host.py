@@ -40,8 +40,9 @@ _HALF_NS: Final = 2_500_000
 #: The columns of ``samples``, and characters of a place.
 _SAMPLE: Final = ("time_ns", "thread", "place", "is_backward")
 _LONGEST_PLACE: Final = 300
-#: Causes of a device that have a row; the others are one.
-_MOST_CAUSES: Final = 20
+#: Causes of a device that have a row by their place; the others are together in one of their name.
+_ELSEWHERE: Final = "other lines"
+_MOST_CAUSES: Final = 40
 
 
 @dataclass(frozen=True)
@@ -192,9 +193,10 @@ def causes(
         yield {**of, "metric": schema.WAIT_IDLE, "value": idle / steps, "n": int(counts.get(key, 0))}
         if (hidden := whole_ns.get(key, 0.0) - idle) > 0:
             yield {**of, "metric": schema.WAIT_HIDDEN, "value": hidden / steps, "n": int(counts.get(key, 0))}
-    others = sum(idle_ns.get(key, 0.0) for key in keys[_MOST_CAUSES:])
-    if others:
-        yield {"subject": "others", "unit": "ns", "metric": schema.WAIT_IDLE, "value": others / steps, "n": 0}
+    for number, text in enumerate(names):
+        if others := sum(idle_ns.get(key, 0.0) for key in keys[_MOST_CAUSES:] if key[0] == number):
+            elsewhere = schema.PATH_SEPARATOR.join([text, _ELSEWHERE])
+            yield {"subject": elsewhere, "unit": "ns", "metric": schema.WAIT_IDLE, "value": others / steps, "n": 0}
 
 
 def find_span(start: Int64s, end: Int64s, time_ns: Int64s) -> Ints:

@@ -100,7 +100,7 @@ def find(
         window = excerpt.choose_step(mine, origin, window)
         shown.add(accounts.line, window, **place)
         step_figures += [{**figure, **place} for figure in figures.measure_device(operations, accounts, mine, origin)]
-        seen = _see_host(by_process.get(process, ()), shown.waits(process), process, pids, read_host)
+        seen = _see_host(ranges, shown.waits(process), process, pids, read_host)
         causes = _causes(operations, accounts, mine, shown.waiting(process), seen, origin)
         step_figures += [{**figure, **place} for figure in causes]
     for (process, device), line in whole:
@@ -119,21 +119,26 @@ def find(
     )
 
 
+_STEP_NAME: Final = re.compile(rf"(?:[^:]+:)?{re.escape(schema.STEP_PREFIX)}\w+:(\d{{1,18}})\b")
+
+
 def _see_host(
-    sorts: Sequence[Segments],
+    ranges: Spans,
     waits: Spans,
     process: int,
     pids: Callable[[Int64s], Any] | None,
     read_host: Callable[[int], Mapping[str, Any] | None] | None,
 ) -> Host | None:
     """Return what the start-up hook saw of a process whose steps it has marked; None without it."""
-    steps = next((segments for segments in sorts if segments.rule in _SURE), None)
-    if pids is None or read_host is None or steps is None:
+    if pids is None or read_host is None:
         return None
-    content = read_host(int(pids(np.array([process]))[0]))
-    return (
-        None if content is None else host.place(content, steps.step[steps.is_step], steps.begin[steps.is_step], waits)
-    )
+    names = ranges.recorded or ranges.names
+    numbers = np.array([int(match[1]) if (match := _STEP_NAME.match(name)) else -1 for name in names], dtype=np.int64)
+    if not len(numbers):
+        return None
+    rows = np.flatnonzero((ranges.process == process) & (numbers[ranges.name] >= 0))
+    content = read_host(int(pids(np.array([process]))[0])) if len(rows) else None
+    return None if content is None else host.place(content, numbers[ranges.name[rows]], ranges.start[rows], waits)
 
 
 def _causes(
@@ -338,7 +343,7 @@ def find_on_host(
             pd.DataFrame({**columns, "process": process, "rule": first.rule.value, "state": state, "kind": kind})
         )
         steady = np.flatnonzero(state == StepState.STEADY.value)
-        seen = _see_host([first], Spans.none(), process, pids, read_host) if len(steady) else None
+        seen = _see_host(ranges, Spans.none(), process, pids, read_host) if len(steady) else None
         if seen:
             spans = first.begin[steady], first.begin[steady] + wall[steady]
             rows = np.flatnonzero(operations.process == process)

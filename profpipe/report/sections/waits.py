@@ -9,7 +9,7 @@ from profpipe.analysis.steps import CaseSteps
 from profpipe.analysis.waits import Wait, find_waits
 from profpipe.report import document as doc
 from profpipe.report.labels import capitalise, case_text, duration, fill, ratio
-from profpipe.report.units import step_unit
+from profpipe.report.units import Unit, step_unit
 from profpipe.results.schema import HOST_CODE, LAUNCHING, OPERATORS, SYNCHRONISING, StepState
 
 #: A cause has a sentence from this share of a step on, and is in the headline from this one on; so many have one.
@@ -21,14 +21,14 @@ _MOST_ROWS, _MOST_PLACES, _LEAST_ROW = 10, 2, 0.002
 _NAMES: Mapping[str, str] = {
     SYNCHRONISING: "calls that wait for the GPU",
     LAUNCHING: "launches",
-    HOST_CODE: "the program's code",
+    HOST_CODE: "work of the host",
     OPERATORS: "operators",
 }
 _DEEDS: Mapping[str, str] = {
     "DataLoader": "Load ahead: more workers (num_workers, persistent_workers=True), pinned memory, or cheaper items.",
     SYNCHRONISING: "Read results less often: keep .item(), .cpu(), print and nonzero out of the loop.",
     LAUNCHING: "Launch less: torch.compile, CUDA graphs, or fewer and larger operators.",
-    HOST_CODE: "Move this code out of the step, or into another process.",
+    HOST_CODE: "Move this work out of the step or into another process, or choose a cheaper operator.",
     "garbage collection": "Call gc.freeze() after the set-up, or gc.disable() and collect seldom.",
     "compilation": "Keep shapes constant or mark them dynamic. TORCH_LOGS=recompiles names the reason.",
     "checkpoint": "Save less often, or asynchronously (torch.distributed.checkpoint.async_save).",
@@ -63,7 +63,7 @@ def headline(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     if not named or named[0].idle_ns < _LEADING_SHARE * step_ns:
         return ""
     who = "the GPU waits for" if case_steps.parts_without_profiler else "the program is in"
-    return fill(f"For {{}} of it {who} {{}}.", duration(named[0].idle_ns), _name(named[0]))
+    return fill(f"For {{}} of it {who} {{}}.", duration(named[0].idle_ns, step_unit([step_ns])), _name(named[0]))
 
 
 def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
@@ -77,10 +77,10 @@ def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
         gain = fill(", {} at most without it", ratio(step_ns / max(step_ns - wait.idle_ns, 1.0)))
         yield fill(
             f"{capitalise(_NAMES.get(wait.name, wait.name))}: {{}} of a step{{}}{{}}{{}}. {_DEEDS[wait.name]}",
-            duration(wait.idle_ns),
+            duration(wait.idle_ns, step_unit([step_ns])),
             _count_launches(case_steps) if wait.name == LAUNCHING else "",
             gain,
-            _write_places(wait),
+            _write_places(wait, step_unit([step_ns])),
         )
 
 
@@ -89,8 +89,10 @@ def _count_launches(case_steps: CaseSteps) -> str:
     return f" for {float(rows['kernels'].mean()):,.0f} kernels" if rows["kernels"].notna().any() else ""
 
 
-def _write_places(wait: Wait) -> doc.Text:
-    places = [fill("{} ({})", doc.Code(place), duration(ns)) for place, ns in wait.places[:_MOST_PLACES]]
+def _write_places(wait: Wait, unit: Unit) -> doc.Text:
+    if len(wait.places) == 1:
+        return fill("; at {}", doc.Code(wait.places[0][0]))
+    places = [fill("{} ({})", doc.Code(place), duration(ns, unit)) for place, ns in wait.places[:_MOST_PLACES]]
     return fill("; mostly at {}", doc.join(places)) if places else ""
 
 
