@@ -194,3 +194,34 @@ def test_the_parts_always_add_up_to_the_idle_time(seed: int) -> None:
 def test_a_file_that_cannot_be_read_says_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "hook.capture.9.host.json").write_text(text, encoding="utf-8")
     assert host.read(tmp_path, 9) is None
+
+
+def test_the_ranges_of_a_recording_say_how_long_the_gpu_waits_for_a_loader(tmp_path: Path) -> None:
+    """Steps of 10 ms: 6 ms in the loader, then three kernels that follow each other."""
+    host_of, on_gpu = {"ph": "X", "pid": 1, "tid": 1}, {"ph": "X", "pid": 0, "tid": 7, "cat": "kernel"}
+    events: list[dict[str, object]] = []
+    for step in range(12):
+        begin = 1e6 + step * 10_000
+        loader = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+        for name, start, duration in ((f"ProfilerStep#{step}", 0, 9990), (loader, 100, 6000)):
+            times = {"ts": begin + start, "dur": duration}
+            events.append({**host_of, "cat": "user_annotation", "name": name, **times})
+        for number in range(3):
+            launch = {"correlation": step * 10 + number + 1}
+            at = begin + 6200 + number * 900
+            call = {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": at, "dur": 5, "args": launch}
+            events.append({**host_of, **call})
+            kernel = {"name": f"k{number}", "ts": at + 20, "dur": 800, "args": {**launch, "device": 0, "stream": 7}}
+            events.append({**on_gpu, **kernel})
+    trace = tmp_path / "trace.json"
+    trace.write_text(json.dumps({"schemaVersion": 1, "deviceProperties": [], "traceEvents": events}), "utf-8")
+    shown = " ".join(profpipe(tmp_path, "ingest", "trace.json", "--out", "read").split())
+    assert "For 6.00 ms of it the GPU waits for DataLoader." in shown
+    assert "DataLoader: 6.00 ms of a step, 2.50x at most without it. Load ahead: more workers" in shown
+    metrics, steps = (pd.read_parquet(tmp_path / "read" / f"{name}.parquet") for name in ("metrics", "steps"))
+    idle = metrics.loc[metrics["metric"] == "step_wait_idle", "value"].sum()
+    # The last step has an estimated end, and no causes.
+    steady = steps[steps["state"] == "steady"]
+    assert idle == pytest.approx(
+        steady[["idle_launch_ns", "idle_blocked_ns"]].astype(float).sum(axis=1).mean(), rel=1e-3
+    )

@@ -18,6 +18,7 @@ The file of a process, ``hook.capture.4711.host.json``, holds ``steps`` (``step`
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,8 @@ from profpipe.results import schema
 _LONG_NS: Final = 300_000
 #: Bytes of a file of the hook that are read: one of an hour has 40 MB.
 _MOST_BYTES: Final = 256_000_000
+#: The range that torch.profiler records round each batch of a data loader.
+_LOADING: Final = re.compile(r"enumerate\(DataLoader\)|DataLoader\S*\.__next__")
 #: Half the time between two samples. A sample stands for so much time before and after it. One that came late, since a
 #: thread kept the interpreter's lock, stands for the delay too.
 _HALF_NS: Final = 2_500_000
@@ -108,8 +111,30 @@ def place(content: Mapping[str, Any], step: Ints, begin: Int64s, calls: Spans) -
     reads = names.setdefault(schema.SYNCHRONISING, len(names))
     at_call = look_up(of_main, (calls.start + calls.end) // 2)
     spans += zip(calls.start.tolist(), calls.end.tolist(), [reads] * len(at_call), at_call.tolist(), strict=True)
-    start_ns, end_ns, name_of, place_of = np.array(list(_flatten(spans)), dtype=np.int64).reshape(-1, 4).T
-    return Host(start_ns, end_ns, name_of, place_of, tuple(names), content["places"], samples)
+    return _make_host(spans, tuple(names), content["places"], samples)
+
+
+def read_ranges(ranges: Spans, calls: Spans, process: int) -> Host | None:
+    """Return what the ranges of a recording say of a process, without lines; None where none of them is such a wait."""
+    loads = [number for number, name in enumerate(ranges.names) if _LOADING.search(name)]
+    rows = np.flatnonzero(np.isin(ranges.name, loads) & (ranges.process == process))
+    if not len(rows):
+        return None
+    spans = [
+        (start, end, 0, -1) for start, end in zip(ranges.start[rows].tolist(), ranges.end[rows].tolist(), strict=True)
+    ]
+    spans += [(start, end, 1, -1) for start, end in zip(calls.start.tolist(), calls.end.tolist(), strict=True)]
+    return _make_host(spans, ("DataLoader", schema.SYNCHRONISING), (), {})
+
+
+def _make_host(
+    spans: list[tuple[int, int, int, int]],
+    names: tuple[str, ...],
+    places: tuple[str, ...],
+    samples: Mapping[int, tuple[Int64s, Ints]],
+) -> Host:
+    start, end, name, at = np.array(list(_flatten(spans)), dtype=np.int64).reshape(-1, 4).T
+    return Host(start, end, name, at, names, places, samples)
 
 
 def _by_thread(content: Mapping[str, Any], offset: int) -> dict[int, tuple[Int64s, Ints]]:

@@ -129,16 +129,17 @@ def _see_host(
     pids: Callable[[Int64s], Any] | None,
     read_host: Callable[[int], Mapping[str, Any] | None] | None,
 ) -> Host | None:
-    """Return what the start-up hook saw of a process whose steps it has marked; None without it."""
+    """Return what the start-up hook saw of a process whose steps it marked, else what the ranges say of waits."""
     if pids is None or read_host is None:
-        return None
+        return host.read_ranges(ranges, waits, process)
     names = ranges.recorded or ranges.names
-    numbers = np.array([int(match[1]) if (match := _STEP_NAME.match(name)) else -1 for name in names], dtype=np.int64)
-    if not len(numbers):
-        return None
+    matches = [_STEP_NAME.match(name) for name in names]
+    numbers = np.array([*(int(match[1]) if match else -1 for match in matches), -1], dtype=np.int64)
     rows = np.flatnonzero((ranges.process == process) & (numbers[ranges.name] >= 0))
     content = read_host(int(pids(np.array([process]))[0])) if len(rows) else None
-    return None if content is None else host.place(content, numbers[ranges.name[rows]], ranges.start[rows], waits)
+    if content is None:
+        return host.read_ranges(ranges, waits, process)
+    return host.place(content, numbers[ranges.name[rows]], ranges.start[rows], waits)
 
 
 def _causes(
