@@ -10,7 +10,6 @@ import pytest
 from profpipe.measure import machine, rounds
 from profpipe.measure.conditions import GpuConditions, Reading
 from profpipe.measure.launch_profile import LaunchProfile
-from profpipe.measure.rounds import RoundSamples
 
 CASES = [{"id": name, "params": {}} for name in "abcd"]
 
@@ -102,7 +101,7 @@ def test_a_second_process_runs_the_remaining_rounds_of_the_first(tmp_path):
     ]
     log.write_text("".join(json.dumps(event) + "\n" for event in events) + '{"event": "sam')
     earlier = rounds.load_earlier_rounds(log, {"a"})
-    assert earlier == {"a": {"time": {1: RoundSamples([1.0, 2.0]), 2: RoundSamples([3.0])}}}
+    assert earlier == {"a": {"time": {1: ([1.0, 2.0], GpuConditions()), 2: ([3.0], GpuConditions())}}}
     written = []
     case = timed(plan(order="interleaved", rounds=3, target=0.9), written)
     case.restore(earlier["a"])
@@ -172,18 +171,18 @@ def test_a_visit_expects_the_highest_clock_that_any_visit_before_it_had(monkeypa
         "the lower of two, and none above its own"
     )
     another = timed(plan(order="interleaved", rounds=4), [])
-    another.restore({"time": {1: RoundSamples([1.0], GpuConditions(counted_hz=(1900e6,))), 2: RoundSamples([1.0])}})
+    another.restore({"time": {1: ([1.0], GpuConditions(counted_hz=(1900e6,))), 2: ([1.0], GpuConditions())}})
     assert another.visit_clocks_hz == [1900e6]
 
 
 def test_the_last_round_is_made_anew_where_a_case_had_all_and_did_not_end():
     written = []
     case = timed(plan(order="interleaved", rounds=2, target=0.9), written)
-    case.restore({"time": {1: RoundSamples([1.0, 2.0]), 2: RoundSamples([3.0, 4.0])}})
+    case.restore({"time": {1: ([1.0, 2.0], GpuConditions()), 2: ([3.0, 4.0], GpuConditions())}})
     assert case.rounds == 1 and case.samples_ns == {"time": [1.0, 2.0]}
     assert case.visit(lambda: None) and case.rounds == 2
     alone = timed(plan(order="sequential", target=0.9), [])
-    alone.restore({"time": {1: RoundSamples([1.0, 2.0])}})
+    alone.restore({"time": {1: ([1.0, 2.0], GpuConditions())}})
     assert alone.rounds == 0 and alone.visit(lambda: None)
 
 
@@ -203,7 +202,7 @@ def test_the_first_visit_of_a_process_warms_up_in_full_though_it_is_not_the_firs
     )
     case = timed(plan(order="interleaved", rounds=3, warmup=8), [])
     case.device = "cuda"
-    case.restore({"time": {1: RoundSamples([1.0, 2.0])}})
+    case.restore({"time": {1: ([1.0, 2.0], GpuConditions())}})
     case.visit(lambda: calls.append(1))
     case.visit(lambda: calls.append(1))
     assert warmed == [8, 3]

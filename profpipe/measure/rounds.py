@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from profpipe import ranges
 from profpipe.measure import case_order, conditions, event_lines, launch_profile, sampling
@@ -74,12 +74,8 @@ class TimingPlan:
             yield from ((number, case) for case in order)
 
 
-@dataclass(frozen=True)
-class RoundSamples:
-    """The samples of one visit to a case, and their conditions."""
-
-    values_ns: list[float]
-    conditions: GpuConditions = field(default_factory=GpuConditions)
+#: The samples of one visit to a case in ns, and their conditions.
+RoundSamples: TypeAlias = "tuple[list[float], GpuConditions]"
 
 
 @dataclass
@@ -112,9 +108,9 @@ class CaseTiming:
         The last round is measured again: the facts of a case that are no samples follow from it.
         """
         for metric, rounds in earlier.items():
-            for number, measured in rounds.items():
+            for number, (values_ns, measured) in rounds.items():
                 if number < self.plan.rounds:
-                    self._add(metric, number, measured)
+                    self._add(metric, number, values_ns, measured)
                     self.rounds = max(self.rounds, number)
 
     def visit(self, fn: Callable[[], object]) -> bool:
@@ -181,19 +177,18 @@ class CaseTiming:
         if self.ranks.is_distributed:
             self.write("samples", metric=RANK_TIME, round=self.rounds, unit="ns", values=samples.values_ns)
             samples = replace(samples, values_ns=self.ranks.all_max_each(samples.values_ns))
-        self._add(metric, self.rounds, RoundSamples(samples.values_ns, measured), began=began)
+        self._add(metric, self.rounds, samples.values_ns, measured, began=began)
         for note in samples.notes:
             self.write("note", text=note)
         return samples
 
-    def _add(self, metric: str, number: int, measured: RoundSamples, **times: float) -> None:
-        self.samples_ns.setdefault(metric, []).extend(measured.values_ns)
-        self.conditions.append(measured.conditions)
-        if measured.conditions.counted_clock_hz is not None:
-            self.visit_clocks_hz.append(measured.conditions.counted_clock_hz)
-        record = asdict(measured.conditions)
-        values = measured.values_ns
-        self.write("samples", metric=metric, round=number, unit="ns", values=values, conditions=record, **times)
+    def _add(self, metric: str, number: int, values_ns: list[float], measured: GpuConditions, **times: float) -> None:
+        self.samples_ns.setdefault(metric, []).extend(values_ns)
+        self.conditions.append(measured)
+        if measured.counted_clock_hz is not None:
+            self.visit_clocks_hz.append(measured.counted_clock_hz)
+        record = asdict(measured)
+        self.write("samples", metric=metric, round=number, unit="ns", values=values_ns, conditions=record, **times)
 
     def finish(self, fn: Callable[[], object]) -> list[Flag]:
         """Write the metrics of the case after its last visit; return its validity flags."""
@@ -247,6 +242,7 @@ def load_earlier_rounds(events: Path, names: Collection[str]) -> dict[str, dict[
     for event in event_lines.read(events)[0]:
         if event["event"] == "samples" and event["case"] in names:
             metrics = samples.setdefault(event["case"], {})
-            measured = RoundSamples(event["values"], GpuConditions.from_record(event.get("conditions") or {}))
-            metrics.setdefault(event.get("metric") or "time", {})[event.get("round") or 1] = measured
+            measured = GpuConditions.from_record(event.get("conditions") or {})
+            rounds = metrics.setdefault(event.get("metric") or "time", {})
+            rounds[event.get("round") or 1] = (event["values"], measured)
     return samples

@@ -391,7 +391,7 @@ def _average_visits(times: pd.DataFrame, job: Job) -> pd.DataFrame:
     Where visits are in one of two states, a median of all samples is in one of them too, and the mean between them.
     """
     means = {
-        case: statistics.fmean(statistics.median(visit.values_ns) for visit in by_metric["time"].values())
+        case: statistics.fmean(statistics.median(values_ns) for values_ns, _ in by_metric["time"].values())
         for case, by_metric in rounds.load_earlier_rounds(job.log, {case.id for case in job.cases}).items()
         if "time" in by_metric
     }
