@@ -580,15 +580,6 @@ def workload_argv(job: Job) -> tuple[str, ...]:
     return (job.launch.python, "-m", *torchrun, "--nproc-per-node", str(job.processes), *harness)
 
 
-@dataclass(frozen=True)
-class Visit:
-    """Where a job is: the ``number``-th case of its round. All numbers count from 1."""
-
-    number: int = 1
-    round: int = 1
-    rounds: int = 1
-
-
 class ProgressListener:
     """Receives the events of a run, and shows none of them. ``progress.Display`` shows them to the user."""
 
@@ -599,8 +590,8 @@ class ProgressListener:
     def job_started(self, job: Job, index: int, total: int) -> None:
         """``index`` counts from 1 to ``total``."""
 
-    def case_started(self, case: str, visit: Visit) -> None:
-        """The harness turned to a case of the current job, once in each round."""
+    def case_started(self, case: str, number: int = 1, round: int = 1, rounds: int = 1) -> None:
+        """The harness turned to the ``number``-th case of a round of the current job. All numbers count from 1."""
 
     def case_ended(self, case: str, status: str, reason: str = "") -> None:
         """The harness recorded the end of a case."""

@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from profpipe.job import Case, Command, ProgressListener, Tool, Traits, Visit
+from profpipe.job import Case, Command, ProgressListener, Tool, Traits
 
 WORKLOAD = '''
 import json, os, pathlib, signal, subprocess, sys, time
@@ -90,7 +90,7 @@ class Notes(ProgressListener):
 
     calls: list[tuple[object, ...]] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
-    visits: list[tuple[str, Visit]] = field(default_factory=list)
+    visits: list[tuple[str, int, int, int]] = field(default_factory=list)
 
     def lane(self, name):
         return self
@@ -98,8 +98,8 @@ class Notes(ProgressListener):
     def job_started(self, job, index, total):
         self.calls.append(("job_started", index, total))
 
-    def case_started(self, case, visit):
-        self.visits.append((case, visit))
+    def case_started(self, case, number=1, round=1, rounds=1):
+        self.visits.append((case, number, round, rounds))
         self.calls.append(("case_started", case))
 
     def case_ended(self, case, status, reason=""):

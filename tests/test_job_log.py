@@ -13,7 +13,7 @@ import pytest
 from fake_profiler import Notes, fake_profiler, job_of
 
 from profpipe.errors import ConfigError
-from profpipe.job import Cause, Outcome, Status, Traits, Visit
+from profpipe.job import Cause, Outcome, Status, Traits
 from profpipe.runner import slots
 from profpipe.runner.job_log import JobLog, ProcessEnd
 from profpipe.runner.outcome import INTERRUPTED
@@ -133,7 +133,7 @@ STARTED = line("started") + line("order", rounds=3)
 def test_interleaved_rounds_count_the_cases_of_each_round(tmp_path):
     log, notes = follow(tmp_path)
     write(log, STARTED + began(*"abba"))
-    assert notes.visits == [("a", Visit(1, 1, 3)), ("b", Visit(2, 1, 3)), ("b", Visit(1, 2, 3)), ("a", Visit(2, 2, 3))]
+    assert notes.visits == [("a", 1, 1, 3), ("b", 2, 1, 3), ("b", 1, 2, 3), ("a", 2, 2, 3)]
 
 
 def test_a_resumed_process_continues_the_count_of_rounds(tmp_path):
@@ -141,7 +141,7 @@ def test_a_resumed_process_continues_the_count_of_rounds(tmp_path):
     log.begin(2, ["b", "c"])
     restored = line("samples", case="b", metric="time", round=1, unit="ns", values=[1])
     write(log, STARTED + restored + began("c", "b"))
-    assert notes.visits == [("c", Visit(3, 1, 3)), ("b", Visit(2, 2, 3))]
+    assert notes.visits == [("c", 3, 1, 3), ("b", 2, 2, 3)]
 
 
 # --- a job that a killed runner left ---------------------------------------------------------------------------------

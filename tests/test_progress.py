@@ -11,7 +11,7 @@ import pytest
 from fake_profiler import job_of
 from jobs import change
 
-from profpipe.job import Cause, JobOutcome, Outcome, Status, Visit
+from profpipe.job import Cause, JobOutcome, Outcome, Status
 from profpipe.runner.progress import Display, duration, time_left
 
 ROOT = Path(__file__).parents[1]
@@ -21,7 +21,7 @@ def test_without_a_terminal_each_event_is_one_plain_line(tmp_path):
     stream, job = io.StringIO(), job_of(tmp_path, "pass", "pass")
     with Display(stream) as display:
         display.job_started(job, 1, 3)
-        display.case_started("case=1", Visit())
+        display.case_started("case=1")
         display.case_ended("case=1", "ok")
         display.message("[bold] is no markup")
         display.job_ended(JobOutcome(job, Outcome(Status.CRASHED, Cause.EXIT, "killed by SIGSEGV")))
@@ -83,11 +83,11 @@ def test_the_live_line_says_job_case_round_and_time(tmp_path):
     assert display.line() == "starting"
     display.job_started(job_of(tmp_path, "pass", "pass"), 2, 6)
     assert display.line() == "[2/6] attention under fake | 0 s so far"
-    display.case_started("case=1", Visit())
+    display.case_started("case=1")
     display.case_ended("case=1", "ok")
-    display.case_started("case=2", Visit(2))
+    display.case_started("case=2", 2)
     assert display.line() == "[2/6] attention under fake | 0 s so far | about 0 s left | case 2 of 2: case=2"
-    display.case_started("case=2", Visit(1, 2, 4))
+    display.case_started("case=2", 1, 2, 4)
     assert display.line().endswith("| case 1 of 2, round 2 of 4: case=2")
 
 
@@ -103,12 +103,12 @@ def test_on_a_terminal_the_line_is_live_and_the_results_stay():
     program = """
 from pathlib import Path
 from fake_profiler import job_of
-from profpipe.job import Outcome, JobOutcome, Status, Visit
+from profpipe.job import Outcome, JobOutcome, Status
 from profpipe.runner.progress import Display
 job = job_of(Path("."), "pass")
 with Display() as display:
     display.job_started(job, 1, 1)
-    display.case_started("impl=[fa2]", Visit())
+    display.case_started("impl=[fa2]")
     display.job_ended(JobOutcome(job, Outcome(Status.OK)))
 """
     ours, theirs = pty.openpty()

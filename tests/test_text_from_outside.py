@@ -145,12 +145,11 @@ def test_the_progress_of_a_run_prints_text(tmp_path):
 LIVE = """
 import sys, time
 from profpipe import stdio
-from profpipe.job import Visit
 from profpipe.runner.progress import Display
 
 with stdio.ignore_output_errors(), Display() as display:
     display.message(sys.argv[1])
-    display.case_started(sys.argv[1], Visit())
+    display.case_started(sys.argv[1])
     print(sys.argv[1])
     print(sys.argv[1], file=sys.stderr)
 """

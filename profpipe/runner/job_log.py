@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from profpipe.errors import is_disk_full
-from profpipe.job import LOG, Cause, Outcome, ProgressListener, Status, Visit
+from profpipe.job import LOG, Cause, Outcome, ProgressListener, Status
 from profpipe.masking import mask_printed
 from profpipe.measure import event_lines
 from profpipe.measure.event_lines import Damage
@@ -181,7 +181,7 @@ class JobLog:
                 # A case is in the table from its first visit on.
                 number = len(self._visits) if turn == 1 else sum(visits >= turn for visits in self._visits.values())
                 if self._listener:
-                    self._listener.case_started(case, Visit(number, turn, self._rounds))
+                    self._listener.case_started(case, number, turn, self._rounds)
         elif kind == "case_ended":
             attempt.ended[case] = outcome = _outcome(event)
             attempt.inside = None if attempt.inside == case else attempt.inside

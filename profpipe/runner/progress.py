@@ -8,7 +8,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from profpipe.job import Job, JobOutcome, ProgressListener, Status, Visit, count_cases, readable
+from profpipe.job import Job, JobOutcome, ProgressListener, Status, count_cases, readable
 from profpipe.masking import mask_printed
 from profpipe.runner import artifacts
 from profpipe.stdio import for_drawing, visible_line
@@ -34,7 +34,7 @@ class _SlotDisplay(ProgressListener):
         self.is_busy = False
         self.began = 0.0
         self._index = self._total = 0
-        self._case, self._visit = "", Visit()
+        self._case, self._number, self._round, self._rounds = "", 1, 1, 1
         #: The status of each case that ended.
         self._ended: dict[str, str] = {}
         #: Where the output begins that was not shown yet.
@@ -53,8 +53,8 @@ class _SlotDisplay(ProgressListener):
             cases = count_cases(len(job.cases))
             self._display.print(f"{self.position()}: {readable(self._case) if self._case else cases}")
 
-    def case_started(self, case: str, visit: Visit) -> None:
-        self._case, self._visit = case, visit
+    def case_started(self, case: str, number: int = 1, round: int = 1, rounds: int = 1) -> None:
+        self._case, self._number, self._round, self._rounds = case, number, round, rounds
 
     def case_ended(self, case: str, status: str, reason: str = "") -> None:
         self._ended[case] = status
@@ -117,9 +117,9 @@ class _SlotDisplay(ProgressListener):
         """Return which case the job is in, and its round."""
         if not self._case or self.job is None:
             return ""
-        visit, case = self._visit, readable(self._case)
-        round_text = f", round {visit.round} of {visit.rounds}" if visit.rounds > 1 else ""
-        position = f"case {visit.number} of {len(self.job.cases)}{round_text}: " if self.job.script else ""
+        case = readable(self._case)
+        round_text = f", round {self._round} of {self._rounds}" if self._rounds > 1 else ""
+        position = f"case {self._number} of {len(self.job.cases)}{round_text}: " if self.job.script else ""
         return position + case
 
 
