@@ -16,14 +16,13 @@ from profpipe.report.sections import case_pages
 from profpipe.report.text import write_section, write_text
 from profpipe.results import raw_files, store
 from profpipe.results.manifest import JobEntry, Manifest
-from profpipe.results.raw_files import RawFiles
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def document_of(example, raw=None):
     data, run = store.load(ROOT / "examples" / example)
-    return render.build(analyze.analyze(data, run), data, run, raw or RawFiles())
+    return render.build(analyze.analyze(data, run), data, run, raw or render.NO_RAW_FILES)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +92,7 @@ def test_a_program_with_steps_shows_every_step_by_its_state():
 
 def test_samples_are_drawn_by_round():
     samples = tuple((1 + i // 500, 1e6 + i) for i in range(1000))
-    page = page_of(document_of("h200-attention", RawFiles({("attention", FA2): samples})), FA2)
+    page = page_of(document_of("h200-attention", ({("attention", FA2): samples}, {})), FA2)
     (strip,) = [block for block in page.walk() if isinstance(block, Chart) and block.kind is ChartKind.STRIP]
     assert [(series.name, len(series.marks)) for series in strip.series] == [
         ("round 1", 500),
@@ -112,7 +111,7 @@ def test_thinning_keeps_the_least_and_the_largest_sample_and_the_order():
 @pytest.mark.slow
 def test_many_samples_of_many_cases_keep_the_page_small():
     cases = [page.id for page in document_of("h200-attention").cases]
-    raw = RawFiles({("attention", case): tuple((1, 1e6 + i) for i in range(10_000)) for case in cases})
+    raw = ({("attention", case): tuple((1, 1e6 + i) for i in range(10_000)) for case in cases}, {})
     made = page.render(document_of("h200-attention", raw), rendering.find_templates())
     assert len(made.encode()) < 3_500_000 and "largest" in made
 
@@ -136,14 +135,14 @@ def test_samples_of_all_rounds_are_read_and_a_repeated_round_counts_once(tmp_pat
         event(round=2, values=[3.5]) + event(metric="time_cuda_graph", values=[7]) + event(case="other", values=[8])
     )
     (tmp_path / "raw/w/plain/job.jsonl").write_text(lines)
-    assert raw_files.read(tmp_path, run).samples == {("w", "n=1"): ((1, 1.0), (1, 2.0), (2, 3.5))}
+    assert raw_files.read(tmp_path, run)[0] == {("w", "n=1"): ((1, 1.0), (1, 2.0), (2, 3.5))}
 
 
 def test_the_end_of_a_log_is_read_without_commands_and_with_relative_paths(tmp_path):
     run = a_run(tmp_path)
     lines = [f"line {i} of {tmp_path}/raw/w" for i in range(100)]
     (tmp_path / "raw/w/plain/output.txt").write_text("\n".join([*lines, "$ python t.py --token secret", "done"]))
-    text = raw_files.read(tmp_path, run).logs["raw/w/plain"]
+    text = raw_files.read(tmp_path, run)[1]["raw/w/plain"]
     assert "secret" not in text and text.endswith("line 99 of raw/w\ndone")
     assert len(text.splitlines()) == 40
 
@@ -155,14 +154,14 @@ def test_a_manifest_from_elsewhere_leads_to_no_file_outside_its_folder(tmp_path,
     (outside / "output.txt").write_text("private")
     run = a_run(folder, JobEntry("w", "plain", ("n=1",), folder=name))
     (folder / "raw/link").symlink_to(outside)
-    assert raw_files.read(folder, run) == RawFiles()
+    assert raw_files.read(folder, run) == ({}, {})
 
 
 def test_a_log_that_is_a_link_is_not_read(tmp_path):
     run = a_run(tmp_path)
     (tmp_path / "private").write_text("private")
     (tmp_path / "raw/w/plain/output.txt").symlink_to(tmp_path / "private")
-    assert raw_files.read(tmp_path, run).logs == {}
+    assert raw_files.read(tmp_path, run)[1] == {}
 
 
 def test_logs_stand_below_the_report_and_each_case_leads_to_its_own():
@@ -170,7 +169,7 @@ def test_logs_stand_below_the_report_and_each_case_leads_to_its_own():
     data, run = store.load(ROOT / "examples" / "h200-attention")
     jobs = tuple(replace(job, folder=f"raw/attention/{job.profiler}") for job in run.jobs)
     run = replace(run, jobs=jobs)
-    document = render.build(analyze.analyze(data, run), data, run, RawFiles({}, logs))
+    document = render.build(analyze.analyze(data, run), data, run, ({}, logs))
     section = document.section("logs")
     assert section is not None and "the last line" in write_section(section)
     assert "Logs: nsys" in write_section(page_of(document, FA2))

@@ -36,7 +36,7 @@ from profpipe.results import raw_files
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
 
-NO_RAW_FILES = raw_files.RawFiles()
+NO_RAW_FILES: raw_files.RawFiles = ({}, {})
 
 
 def build_pairs(findings: PairFindings, tables: Tables, run: Manifest) -> Document:
@@ -92,13 +92,13 @@ def build(findings: Findings, tables: Tables, run: Manifest, raw: raw_files.RawF
         environment.files(findings, run),
         environment.environment(run),
         environment.commands(run),
-        case_pages.logs(run, raw),
+        case_pages.list_logs(run, raw[1]),
     )
     title = environment.title([workload.name for workload in findings.workloads], findings.case_count, run, tables)
     return Document(
         title,
         tuple(section for section in sections if section),
-        case_pages.case_pages(findings, run, raw),
+        case_pages.case_pages(findings, run, *raw),
         times.meanings(findings.workloads),
     )
 

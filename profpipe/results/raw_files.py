@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from profpipe.job import LOG
 from profpipe.measure import event_lines
@@ -25,12 +24,8 @@ LEFT_OUT = "# variables that the program does not get: "
 _LINES, _BYTES = 40, 4_000
 
 
-@dataclass(frozen=True)
-class RawFiles:
-    """Samples by workload and case, as (round, ns) in the order in which they were taken; logs by the job's folder."""
-
-    samples: Mapping[tuple[str, str], tuple[tuple[int, float], ...]] = field(default_factory=dict)
-    logs: Mapping[str, str] = field(default_factory=dict)
+#: Samples by workload and case, as (round, ns) in the order in which they were taken; logs by the job's folder.
+RawFiles: TypeAlias = "tuple[Mapping[tuple[str, str], tuple[tuple[int, float], ...]], Mapping[str, str]]"
 
 
 def read(folder: Path, run: Manifest) -> RawFiles:
@@ -47,7 +42,7 @@ def read(folder: Path, run: Manifest) -> RawFiles:
         log = next((path for path in (place / LOG, place / "events.jsonl") if path.is_file()), None)
         for case, values in _samples(log, job) if log and job.profiler == "plain" else ():
             samples.setdefault((job.workload, case), []).extend(values)
-    return RawFiles({key: tuple(values) for key, values in samples.items()}, logs)
+    return {key: tuple(values) for key, values in samples.items()}, logs
 
 
 def _inside(folder: Path, name: str) -> Path | None:

@@ -33,7 +33,6 @@ from profpipe.report.sections import (
 from profpipe.report.selection import restrict
 from profpipe.report.units import NO_UNIT
 from profpipe.results.manifest import JobEntry, Manifest
-from profpipe.results.raw_files import RawFiles
 from profpipe.results.schema import StepState
 
 #: Pages of a run; a larger run has them for its first cases, and the tables for all.
@@ -51,18 +50,22 @@ _FEW_CASES = 3
 Samples = Sequence[tuple[int, float]]
 
 
-def case_pages(findings: Findings, run: Manifest, raw: RawFiles) -> tuple[doc.Section, ...]:
+def case_pages(
+    findings: Findings, run: Manifest, samples: Mapping[tuple[str, str], Samples], logs: Mapping[str, str]
+) -> tuple[doc.Section, ...]:
     """Return a section per case, in the order of the tables."""
-    most = max(_FEWEST_POINTS, _MOST_POINTS // max(len(raw.samples), 1))
+    most = max(_FEWEST_POINTS, _MOST_POINTS // max(len(samples), 1))
     pages = (
-        _page(workload, case, run, limit_samples(raw.samples.get((workload.name, case.id), ()), most), raw)
+        _page(workload, case, run, limit_samples(samples.get((workload.name, case.id), ()), most), logs)
         for workload in findings.workloads
         for case in workload.cases
     )
     return tuple(itertools.islice(pages, MOST_PAGES))
 
 
-def _page(workload: WorkloadFindings, case: CaseResult, run: Manifest, samples: Samples, raw: RawFiles) -> doc.Section:
+def _page(
+    workload: WorkloadFindings, case: CaseResult, run: Manifest, samples: Samples, logs: Mapping[str, str]
+) -> doc.Section:
     shape = next(shape for shape in workload.shapes if case in shape.cases)
     alone = restrict(workload, (Shape(shape.axes, (case,)),))
     case_steps, step_section = workload.steps.of(case.id), steps.steps(alone)
@@ -89,7 +92,7 @@ def _page(workload: WorkloadFindings, case: CaseResult, run: Manifest, samples: 
         phases.memory(alone),
         step_times.processes(alone),
         step_times.outliers(alone),
-        _repeat(workload, case, run, raw),
+        _repeat(workload, case, run, logs),
     )
     title = case_text(case) if case.id else workload.name
     made = doc.make_section(case.id, title, blocks, _summary(workload, case), workload.name)
@@ -210,7 +213,7 @@ def _strip(
 # --- commands --------------------------------------------------------------------------------------------------------
 
 
-def _repeat(workload: WorkloadFindings, case: CaseResult, run: Manifest, raw: RawFiles) -> doc.Section:
+def _repeat(workload: WorkloadFindings, case: CaseResult, run: Manifest, logs: Mapping[str, str]) -> doc.Section:
     """Return the command that measures the case alone, and the commands and logs of its jobs."""
     blocks: list[doc.Block] = []
     if words := alone_command(workload.name, case, run):
@@ -218,8 +221,8 @@ def _repeat(workload: WorkloadFindings, case: CaseResult, run: Manifest, raw: Ra
     jobs = [job for job in run.jobs_of(workload.name) if case.id in job.cases]
     # A command that measures many cases stands once, below the report.
     blocks += environment.jobs(job for job in jobs if len(job.cases) <= _FEW_CASES)
-    if logs := [doc.Link(job.profiler, f"#{log_id(job)}") for job in jobs if job.folder in raw.logs]:
-        blocks.append(doc.Paragraph(doc.concat("Logs: ", doc.join(logs), "."), doc.OnPage.HTML))
+    if links := [doc.Link(job.profiler, f"#{log_id(job)}") for job in jobs if job.folder in logs]:
+        blocks.append(doc.Paragraph(doc.concat("Logs: ", doc.join(links), "."), doc.OnPage.HTML))
     return doc.make_section("repeat", "How to repeat it", blocks, workload=workload.name)
 
 
@@ -242,12 +245,12 @@ def log_id(job: JobEntry) -> str:
     return f"log {job.folder}"
 
 
-def logs(run: Manifest, raw: RawFiles) -> doc.Section:
+def list_logs(run: Manifest, logs: Mapping[str, str]) -> doc.Section:
     """Return the ends of the logs of the jobs, for report.html."""
     sections = tuple(
-        doc.Section(log_id(job), doc.Code(job.log), (doc.CodeBlock(raw.logs[job.folder], "", doc.OnPage.HTML),))
+        doc.Section(log_id(job), doc.Code(job.log), (doc.CodeBlock(logs[job.folder], "", doc.OnPage.HTML),))
         for job in run.jobs
-        if job.folder in raw.logs
+        if job.folder in logs
     )
     intro = doc.Paragraph("The last lines of each job's log.", doc.OnPage.HTML)
     return doc.Section("logs", "Logs", (intro,), sections=sections) if sections else doc.Section("logs", "")
