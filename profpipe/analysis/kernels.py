@@ -564,35 +564,26 @@ class Phase:
         return self.bytes_moved * 1e9 / self.ns if self.bytes_moved else None
 
 
-@dataclass(frozen=True)
-class PhaseMemory:
-    """The allocated memory of a phase: when it began, and its peak (nested phases included).
-
-    ``trend``: us since the iteration began, and the most bytes since the point before.
-    """
-
-    phase: str
-    start: float | None
-    peak: float
-    trend: tuple[tuple[float, float], ...] = ()
-
-
 #: A line of source, and the size and number of its allocations: in all, and alive at the peak.
 Allocation: TypeAlias = "tuple[str, float, int, int]"
 
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory of one iteration of a case: its phases in order, and its largest allocations.
+    """The memory of one iteration of a case: what was allocated before, its peaks, and its largest allocations.
 
-    ``files`` are the records: path in the run's folder, and size.
+    ``peaks`` and ``trends`` are by phase, in order. A peak includes nested phases. A point of a trend has the us since
+    the iteration began, and the most bytes since the point before. ``files`` are the records: path in the run's folder,
+    and size.
     """
 
     case: str
-    phases: tuple[PhaseMemory, ...]
+    start: float | None
+    peaks: Mapping[str, float]
+    trends: Mapping[str, Sequence[tuple[float, float]]]
     allocations: tuple[Allocation, ...] = ()
     files: tuple[tuple[str, float], ...] = ()
 
     @property
     def peak(self) -> float:
-        return max(phase.peak for phase in self.phases)
+        return max(self.peaks.values())

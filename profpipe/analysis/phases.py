@@ -11,7 +11,7 @@ import pandas as pd
 from profpipe.analysis.case_index import MetricRow
 from profpipe.analysis.findings import CaseResult
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernels import Allocation, Memory, Phase, PhaseMemory, by_preference, rows
+from profpipe.analysis.kernels import Allocation, Memory, Phase, by_preference, rows
 from profpipe.analysis.roofline import FAR_BELOW, OF_TYPE, flops_rate
 from profpipe.results.manifest import PeakRates
 from profpipe.results.schema import PATH_SEPARATOR
@@ -102,10 +102,13 @@ def read_memory(
     for case in cases:
         subjects = dict(by_case.get(case, ()))
         with_peak = {name: metrics for name, metrics in subjects.items() if "peak_allocated" in metrics}
-        if phases := tuple(_phase(name, with_peak[name]) for name in _outer_first(with_peak)):
+        if phases := {name: with_peak[name] for name in _outer_first(with_peak)}:
+            start = next(iter(phases.values())).get("allocated_at_start")
+            peaks = {name: metrics["peak_allocated"].value for name, metrics in phases.items()}
+            trends = {name: _find_trend(metrics) for name, metrics in phases.items()}
             kept = {name: metrics["kept"].value for name, metrics in subjects.items() if "kept" in metrics}
             files = tuple((f"{folder}/{name}" if folder else name, size) for name, size in kept.items())
-            yield Memory(case, phases, tuple(_allocations(subjects)), files)
+            yield Memory(case, start.value if start else None, peaks, trends, tuple(_allocations(subjects)), files)
 
 
 def _outer_first(names: Iterable[str]) -> Iterator[str]:
@@ -116,11 +119,9 @@ def _outer_first(names: Iterable[str]) -> Iterator[str]:
     return (path for path in dict.fromkeys(around) if path in names)
 
 
-def _phase(name: str, metrics: Mapping[str, MetricRow]) -> PhaseMemory:
-    start = metrics["allocated_at_start"].value if "allocated_at_start" in metrics else None
+def _find_trend(metrics: Mapping[str, MetricRow]) -> list[tuple[float, float]]:
     points = ((match, number.value) for metric, number in metrics.items() if (match := _POINT.fullmatch(metric)))
-    trend = sorted((float(match[1]), size) for match, size in points)
-    return PhaseMemory(name, start, metrics["peak_allocated"].value, tuple(trend))
+    return sorted((float(match[1]), size) for match, size in points)
 
 
 def _allocations(subjects: Mapping[str, Mapping[str, MetricRow]]) -> list[Allocation]:

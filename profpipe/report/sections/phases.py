@@ -297,7 +297,7 @@ def memory(workload: WorkloadFindings) -> doc.Section:
 
 def trend(workload: WorkloadFindings, pairs: Sequence[_Pair]) -> doc.Chart | None:
     """Return the memory over the iteration with the highest peak, a panel for each variant; None without a record."""
-    with_trend = [pair for pair in pairs if any(phase.trend for phase in pair[1].phases)]
+    with_trend = [pair for pair in pairs if any(pair[1].trends.values())]
     if not with_trend:
         return None
     highest, compare = max(with_trend, key=lambda pair: pair[1].peak)[0], workload.compare
@@ -305,10 +305,10 @@ def trend(workload: WorkloadFindings, pairs: Sequence[_Pair]) -> doc.Chart | Non
     shown.sort(key=lambda pair: not pair[0].is_baseline)
 
     points = [
-        Point(((compare, case.params.get(compare)),) if compare else (), phase.phase, doc.Mark(at / 1000, size))
+        Point(((compare, case.params.get(compare)),) if compare else (), phase, doc.Mark(at / 1000, size))
         for case, record in shown
-        for phase in record.phases
-        for at, size in phase.trend
+        for phase, trend_points in record.trends.items()
+        for at, size in trend_points
     ]
     return line_chart(
         f"{workload.name}-memory-course",
@@ -327,15 +327,15 @@ def trend(workload: WorkloadFindings, pairs: Sequence[_Pair]) -> doc.Chart | Non
 
 def peaks(pairs: Sequence[_Pair]) -> doc.TableBlock:
     """Return cases as rows: the memory before, and the peak of each phase, the highest of a case in bold."""
-    names = list(dict.fromkeys(phase.phase for _, record in pairs for phase in record.phases))
+    names = list(dict.fromkeys(phase for _, record in pairs for phase in record.peaks))
     if len(names) > _PHASES_WITH_MEMORY:
         names = [name for name in names if PATH_SEPARATOR not in name]
-    unit = size_unit(phase.peak for _, record in pairs for phase in record.phases)
+    unit = size_unit(peak for _, record in pairs for peak in record.peaks.values())
     columns = [doc.label("case"), doc.number("before", "before", unit), *(doc.number(n, n, unit) for n in names)]
     rows: list[list[doc.Content]] = []
     for case, record in pairs:
-        peak = {phase.phase: doc.TableCell(phase.peak, is_strong=phase.peak == record.peak) for phase in record.phases}
-        rows.append([case_text(case), record.phases[0].start, *(peak.get(name, "") for name in names)])
+        peaks = {name: doc.TableCell(peak, is_strong=peak == record.peak) for name, peak in record.peaks.items()}
+        rows.append([case_text(case), record.start, *(peaks.get(name, "") for name in names)])
     return doc.make_table("peaks", columns, rows, "Peak by phase", doc.OnPage.DETAILS)
 
 
