@@ -360,7 +360,7 @@ def test_where_the_timed_cases_failed_the_kernels_that_a_profiler_saw_compare_th
     assert workload.time_source == TimeSource("nsys", "kernel") and not workload.recorded.overheads
     assert [point.time and point.time.ns for point in workload.cases] == [1e5, 2e5, 3e5]
     assert not any("issue" in point.values for point in workload.cases)
-    assert all([figure.profiler for figure in each.times] == ["nsys"] for each in workload.agreements)
+    assert all([time.profiler for time in times] == ["nsys"] for times in workload.agreements.values())
 
 
 def test_cases_with_the_same_failure_are_listed_with_the_profilers_under_which_each_failed():

@@ -153,7 +153,7 @@ def _analyze_workload(
     without_steps = [id for id in cases if workload_steps.of(id) is None]
     conditions = profiler_agreement.ProfilerConditions(data, run, counters)
     agreements = (
-        profiler_agreement.compare_profilers(cases[id], data.breakdowns.get(id, {}), conditions, counters[id])
+        (id, profiler_agreement.compare_profilers(cases[id], data.breakdowns.get(id, {}), conditions, counters[id]))
         for id in without_steps
     )
     requested = run.pipeline.report.top_kernels if run.pipeline else None
@@ -182,7 +182,7 @@ def _analyze_workload(
             sorted(cases, key=lambda id: not cases[id].is_baseline),
             workloads,
         ),
-        agreements=tuple(filter(None, agreements)),
+        agreements={id: times for id, times in agreements if times},
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from profpipe.analysis.case_index import CPU_ROWS, CaseIndex, Measure, RankResult, TimeSource
 from profpipe.analysis.cases import Axes, CaseAxes
@@ -42,15 +42,9 @@ if TYPE_CHECKING:
 CLOSE = 0.03
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """A cause, such as ``launch gaps``, and its numbers by name.
-
-    Times are in ns, clocks in Hz, shares between 0 and 1; some numbers are names of profilers, GPUs and ranks.
-    """
-
-    cause: str
-    numbers: Mapping[str, float | str] = field(default_factory=dict)
+#: A cause, such as ``launch gaps``, and its numbers by name.
+#: Times are in ns, clocks in Hz, shares between 0 and 1; some numbers are names of profilers, GPUs and ranks.
+Explanation: TypeAlias = "tuple[str, Mapping[str, float | str]]"
 
 
 @dataclass(frozen=True)
@@ -72,15 +66,6 @@ class ProfilerTime:
     @property
     def is_close(self) -> bool:
         return self.difference is not None and abs(self.difference) <= CLOSE
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """The times of one case by profiler; the first is of the ``reference`` for the others."""
-
-    case: str
-    reference: str
-    times: tuple[ProfilerTime, ...]
 
 
 # --- studies ----------------------------------------------------------------------------------------------------------
@@ -785,7 +770,8 @@ class WorkloadFindings(RecordedWorkload):
     steps: StepFindings
     timelines: tuple[CaseTimeline, ...]
     ranks: tuple[RankResult, ...]
-    agreements: tuple[Agreement, ...]
+    #: By case, its times under each profiler; the first one is the reference for the others.
+    agreements: Mapping[str, tuple[ProfilerTime, ...]]
 
     @property
     def cases(self) -> tuple[CaseResult, ...]:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from profpipe.analysis.case_index import RankResult, find_ranks
 from profpipe.analysis.findings import (
     CLOSE,
-    Agreement,
     CaseResult,
     Explanation,
     LaunchCounts,
@@ -136,14 +135,16 @@ def compare_profilers(
     breakdowns: Mapping[str, KernelBreakdown],
     conditions: ProfilerConditions,
     counters: Sequence[Counters] = (),
-) -> Agreement | None:
-    """Compare the times of one case; ``breakdowns`` by profiler, ``counters`` of ncu. None for fewer than two times.
+) -> tuple[ProfilerTime, ...]:
+    """Return the times of one case, the reference first; empty for fewer than two times.
+
+    ``breakdowns`` are by profiler, and ``counters`` of ncu.
 
     This is the one place where times of two profilers meet: shares, speed-ups and rates never mix them.
     """
     comparable = [name for name in by_preference(breakdowns) if breakdowns[name].iterations is not None]
     if not comparable:
-        return None
+        return ()
     reference, *others = comparable
     case = _ReferenceCase(point, breakdowns[reference], conditions)
     times: list[ProfilerTime | None] = [ProfilerTime(reference, case.ns)]
@@ -162,7 +163,7 @@ def compare_profilers(
             short = _explain("short kernels", limit_ns=_JITTER_NS) if is_jitter else ()
             times.append(_measure(case, name, ns, short or _clock_reasons(case, name, ns / case.ns)))
     compared = tuple(time for time in times if time)
-    return Agreement(point.id, reference, compared) if len(compared) > 1 else None
+    return compared if len(compared) > 1 else ()
 
 
 class _ReferenceCase:
@@ -190,7 +191,7 @@ _Explanations = tuple[Explanation, ...]
 
 
 def _explain(cause: str, **numbers: float | str) -> _Explanations:
-    return (Explanation(cause, numbers),)
+    return ((cause, numbers),)
 
 
 def _measure(

@@ -71,7 +71,7 @@ def restrict(workload: WorkloadFindings, shapes: tuple[Shape, ...]) -> WorkloadF
 
     return replace(
         workload,
-        agreements=keep_cases(workload.agreements),
+        agreements={case: times for case, times in workload.agreements.items() if case in cases},
         ranks=keep_cases(workload.ranks),
         phases=PhaseFindings(**{name: keep_cases(rows) for name, rows in vars(workload.phases).items()}),
         shapes=shapes,

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from profpipe.analysis.case_index import OVERHEAD
-from profpipe.analysis.findings import CLOSE, Agreement, Explanation, ProfilerTime, WorkloadFindings
+from profpipe.analysis.findings import CLOSE, ProfilerTime, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc
 from profpipe.report.labels import case_texts, means_note
@@ -23,8 +23,13 @@ _WHOLE = 0.995
 
 _UNKNOWN = doc.Strong("no known reason")
 
-#: A profiler's time of a case, and the times of the case that it belongs to.
-_Pair = tuple[Agreement, ProfilerTime]
+#: A case, and the time of a profiler that is compared with the reference.
+_Pair = tuple[str, ProfilerTime]
+
+
+def find_reference(workload: WorkloadFindings) -> str:
+    """Return the profiler that others are compared with; empty where none are."""
+    return next((times[0].profiler for times in workload.agreements.values()), "")
 
 
 def agreement(workload: WorkloadFindings) -> doc.Section:
@@ -39,8 +44,8 @@ def agreement(workload: WorkloadFindings) -> doc.Section:
 
 def _summary(workload: WorkloadFindings) -> doc.Text:
     """Return how far long calls agree, by profiler, and what makes the larger differences."""
-    reference, means = workload.agreements[0].reference, means_note(workload)
-    long = {profiler: long_pairs for profiler, pairs in _pairs(workload).items() if (long_pairs := _long(pairs))}
+    reference, means, by_profiler = find_reference(workload), means_note(workload), _pairs(workload)
+    long = {name: long_pairs for name, pairs in by_profiler.items() if (long_pairs := _long(pairs, workload))}
     far = [pair for pairs in long.values() for pair in pairs if not pair[1].is_close]
     words: list[doc.Text] = [f"{means} "] if means else []
     if long:
@@ -54,18 +59,16 @@ def _summary(workload: WorkloadFindings) -> doc.Text:
 
 def make_profiler_table(workload: WorkloadFindings) -> doc.TableBlock:
     """Return a row a profiler: how many cases are within 3 % of the reference, the largest difference, the causes."""
-    names, reference = case_texts(workload.cases), workload.agreements[0].reference
+    names, reference = case_texts(workload.cases), find_reference(workload)
 
     def largest(pairs: Sequence[_Pair]) -> doc.TableCell | None:
-        case_differences = [
-            (agreement.case, time.difference) for agreement, time in pairs if time.difference is not None
-        ]
+        case_differences = [(case, time.difference) for case, time in pairs if time.difference is not None]
         case, difference = max(case_differences, key=lambda pair: abs(pair[1]), default=("", None))
         return None if difference is None else doc.TableCell(difference, note=doc.concat("(", names[case], ")"))
 
     def select_long(pairs: Sequence[_Pair]) -> Sequence[_Pair]:
         """Return the long calls where there are others too."""
-        return long if 0 < len(long := _long(pairs)) < len(pairs) else ()
+        return long if 0 < len(long := _long(pairs, workload)) < len(pairs) else ()
 
     columns = [
         (doc.label("profiler", f"compared with {reference}"), lambda row: _title(row[0], workload)),
@@ -84,10 +87,10 @@ def differences(workload: WorkloadFindings) -> doc.TableBlock:
     pairs = [pair for profiler_pairs in _pairs(workload).values() for pair in profiler_pairs if not pair[1].is_close]
     pairs.sort(key=lambda pair: (not pair[1].is_unexplained, -abs(pair[1].difference or 0.0)))
     columns = [
-        (doc.label("case"), lambda pair: names[pair[0].case]),
+        (doc.label("case"), lambda pair: names[pair[0]]),
         (doc.label("profiler", "timed by"), lambda pair: _title(pair[1].profiler, workload)),
         (doc.signed_percent("difference"), lambda pair: pair[1].difference),
-        (doc.words("reason"), lambda pair: _why(*pair)),
+        (doc.words("reason"), lambda pair: _why(workload.agreements[pair[0]], pair[1])),
     ]
     title = f"The {len(pairs)} differences above 3 %"
     return doc.table_of("differences", pairs, columns, title, doc.OnPage.DETAILS)
@@ -96,30 +99,30 @@ def differences(workload: WorkloadFindings) -> doc.TableBlock:
 def all_figures(workload: WorkloadFindings) -> doc.TableBlock:
     """Return a row a case: the reference's kernels, and how far each other time is off."""
     names, splits = case_texts(workload.cases), {case.id: case.breakdown for case in workload.cases}
-    unit = time_unit(agreement.times[0].ns for agreement in workload.agreements)
-    reference = workload.agreements[0].reference if workload.agreements else ""
+    unit = time_unit(times[0].ns for times in workload.agreements.values())
+    reference = find_reference(workload)
 
-    def busy_ns(agreement: Agreement) -> float | None:
+    def busy_ns(case: str) -> float | None:
         """Return the time in which some kernel ran, where that is not the sum of them all."""
-        split = splits[agreement.case]
+        split = splits[case]
         return split.busy_ns if split and split.busy_ns and abs(split.busy_ns / split.total.ns - 1) >= 0.001 else None
 
-    def difference(agreement: Agreement, name: str) -> doc.TableCell | None:
-        time = next((time for time in agreement.times[1:] if time.profiler == name), None)
+    def difference(case: str, name: str) -> doc.TableCell | None:
+        time = next((time for time in workload.agreements[case][1:] if time.profiler == name), None)
         if time is None:
             return None
         covered = f"over {percent(time.covered)} %" if time.covered < _WHOLE else ""
         unknown = (f"{covered} ".lstrip(), doc.Strong("?"))
         return doc.TableCell(time.difference, note=unknown if time.is_unexplained else covered)
 
-    columns: doc.Columns[Agreement] = [
-        (doc.label("case"), lambda agreement: names[agreement.case]),
-        (doc.number("ns", reference, unit.per("/call")), lambda agreement: agreement.times[0].ns),
+    columns: doc.Columns[str] = [
+        (doc.label("case"), lambda case: names[case]),
+        (doc.number("ns", reference, unit.per("/call")), lambda case: workload.agreements[case][0].ns),
         (doc.number("busy_ns", "some kernel runs", unit), busy_ns),
         (doc.number("span_ns", "first to last kernel", unit),
-         lambda agreement: split.span_ns if (split := splits[agreement.case]) else None),
+         lambda case: split.span_ns if (split := splits[case]) else None),
         (doc.number("range_ns", "host in its range", unit),
-         lambda agreement: split.range_ns if (split := splits[agreement.case]) else None),
+         lambda case: split.range_ns if (split := splits[case]) else None),
         *((doc.signed_percent(name, _title(name, workload)), functools.partial(difference, name=name))
           for name in _pairs(workload)),
     ]  # fmt: skip
@@ -157,13 +160,11 @@ def overheads(workload: WorkloadFindings) -> doc.TableBlock:
 
 def _pairs(workload: WorkloadFindings) -> dict[str, list[_Pair]]:
     """Return by profiler every time but the reference's own."""
-    return grouped(
-        (time.profiler, (agreement, time)) for agreement in workload.agreements for time in agreement.times[1:]
-    )
+    return grouped((time.profiler, (case, time)) for case, times in workload.agreements.items() for time in times[1:])
 
 
-def _long(pairs: Sequence[_Pair]) -> list[_Pair]:
-    return [pair for pair in pairs if pair[0].times[0].ns >= _LONG_NS]
+def _long(pairs: Sequence[_Pair], workload: WorkloadFindings) -> list[_Pair]:
+    return [(case, time) for case, time in pairs if workload.agreements[case][0].ns >= _LONG_NS]
 
 
 def _within(pairs: Sequence[_Pair]) -> str:
@@ -186,25 +187,25 @@ def _title(profiler: str, workload: WorkloadFindings) -> str:
 
 def _causes(far: Sequence[_Pair]) -> doc.Text:
     """Return ``launch gaps 12 and no known reason 1``: the number of differences by cause."""
-    counts = Counter("" if time.is_unexplained else time.explanations[0].cause for _, time in far)
+    counts = Counter("" if time.is_unexplained else time.explanations[0][0] for _, time in far)
     return doc.join([f"{cause} {n}" if cause else (_UNKNOWN, f" {n}") for cause, n in counts.most_common()])
 
 
-def _why(agreement: Agreement, time: ProfilerTime) -> doc.Text:
+def _why(times: Sequence[ProfilerTime], time: ProfilerTime) -> doc.Text:
     """Return why a time differs, or that nothing explains it and what may help to find out.
 
     Other profilers whose kernels take as long without a reason are none, but show where to look for one. The time of a
     call may agree by chance.
     """
-    parts: list[doc.Text] = [describe(explanation) for explanation in time.explanations]
+    parts: list[doc.Text] = [describe(*explanation) for explanation in time.explanations]
     if time.difference is None:
         parts = ["no kernel name in common"]
     elif time.is_unexplained:
         parts = [(_UNKNOWN, " beyond this: ", *doc.join(parts, "; ", "; ")) if parts else _UNKNOWN]
-        kernels = [f for f in agreement.times[1:] if f.is_unexplained and f.covered >= _WHOLE and f.profiler != "plain"]
+        kernels = [f for f in times[1:] if f.is_unexplained and f.covered >= _WHOLE and f.profiler != "plain"]
         same = [f.profiler for f in kernels if f is not time and abs(f.ns / time.ns - 1) <= CLOSE]
         if time in kernels and same:
-            parts.append((*doc.join(same), f" within 3 % of it: {agreement.reference} is the outlier"))
+            parts.append((*doc.join(same), f" within 3 % of it: {times[0].profiler} is the outlier"))
     if time.covered < _WHOLE:
         parts.append(f"over the kernels that both profiled, {percent(time.covered)} % of the time")
     return doc.join(parts, "; ", "; ")
@@ -281,14 +282,14 @@ class _Quantity(float):
         return f"{self / {'us': 1e3, 'ms': 1e6}[unit]:.4g} {unit}"
 
 
-def describe(explanation: Explanation) -> doc.Text:
+def describe(cause: str, numbers: Mapping[str, float | str]) -> doc.Text:
     """Return a cause and its numbers in words."""
-    numbers = {name: n if isinstance(n, str) else _Quantity(n) for name, n in explanation.numbers.items()}
+    shown = {name: n if isinstance(n, str) else _Quantity(n) for name, n in numbers.items()}
 
     def is_known(wording: doc.Text) -> bool:
         fields = string.Formatter().parse(wording) if isinstance(wording, str) else ()
-        return {name for _, name, *_ in fields if name} <= numbers.keys()
+        return {name for _, name, *_ in fields if name} <= shown.keys()
 
-    wording = next(text for text in WORDING[explanation.cause] if is_known(text))
-    detail = wording.format(**numbers) if isinstance(wording, str) else wording
-    return (f"{explanation.cause}: ", *doc.inlines(detail)) if detail else explanation.cause
+    wording = next(text for text in WORDING[cause] if is_known(text))
+    detail = wording.format(**shown) if isinstance(wording, str) else wording
+    return (f"{cause}: ", *doc.inlines(detail)) if detail else cause

@@ -420,11 +420,7 @@ def _time(case: CaseResult, times: Mapping[str, float]) -> float | None:
 
 def _make_profiler_views(workload: WorkloadFindings, axis: str | None) -> Iterator[_View]:
     """Yield the times of the cases under each profiler that recorded kernels."""
-    figures = (
-        (figure.profiler, (agreement.case, figure.ns))
-        for agreement in workload.agreements
-        for figure in agreement.times
-    )
+    figures = ((time.profiler, (case, time.ns)) for case, times in workload.agreements.items() for time in times)
     for profiler, times in grouped(figures).items():
         if workload.time_source is None or profiler != workload.time_source.profiler:
             value, name = functools.partial(_time, times=dict(times)), f"Kernel time per call ({profiler})"

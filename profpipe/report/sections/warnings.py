@@ -14,7 +14,7 @@ from profpipe.analysis.grouping import grouped
 from profpipe.job import Incident, IncidentKind, Status, as_text, count_cases
 from profpipe.report import document as doc
 from profpipe.report.labels import add_workload, case_text, case_texts, fill, names
-from profpipe.report.sections import environment, kernels, steps
+from profpipe.report.sections import agreement, environment, kernels, steps
 from profpipe.report.units import SIGNED_PERCENT, time_unit
 from profpipe.results.manifest import Manifest, RefusedFile
 from profpipe.results.tasks import TaskState
@@ -158,15 +158,16 @@ def _unexplained_differences(workload: WorkloadFindings, findings: Findings) -> 
     """Yield a line per profiler whose times differ from the reference without a known cause."""
     labels = case_texts(workload.cases)
     unexplained = grouped(
-        (figure.profiler, (labels[agreement.case], doc.Amount(figure.difference, SIGNED_PERCENT)))
-        for agreement in workload.agreements
-        for figure in agreement.times
-        if figure.is_unexplained
+        (time.profiler, (labels[case], doc.Amount(time.difference, SIGNED_PERCENT)))
+        for case, times in workload.agreements.items()
+        for time in times
+        if time.is_unexplained
     )
+    reference = agreement.find_reference(workload)
     for profiler, differing in unexplained.items():
         who: doc.Text = "The time of calls" if profiler == "plain" else doc.Code(profiler)
         yield doc.concat(
-            who, " and ", doc.Code(workload.agreements[0].reference), " differ without a known cause in ",
+            who, " and ", doc.Code(reference), " differ without a known cause in ",
             f"{len(differing)} of {count_cases(len(workload.agreements))}", add_workload(workload.name, findings), ": ",
             doc.join((fill("{} ({})", *case) for case in differing), most=_NAMED), ".",
         )  # fmt: skip
