@@ -113,7 +113,7 @@ def test_the_length_of_a_program_is_not_made_up(tmp_path):
 
 @pytest.mark.slow
 def test_a_budget_leaves_out_repeats_and_says_how_to_measure_them(tmp_path):
-    (tmp_path / "slow.py").write_text("import time\ntime.sleep(2)\n")
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(1)\n")
     run, program = ("run", "-p", "plain", "--set", "repeats=5"), ("--", "python", "slow.py")
     profpipe(tmp_path, "run", "-p", "plain", *program)
     printed, _ = profpipe(tmp_path, "run", "-p", "plain", "--dry-run", *program)
