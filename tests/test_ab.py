@@ -929,7 +929,7 @@ def test_a_run_that_is_killed_at_any_point_leaves_the_repository_alone_and_goes_
         has_run = any((project / "out").glob("[!.]*-ab"))
         child = subprocess.Popen([*argv, *(["resume"] if has_run else start)], start_new_session=True, **quiet)
         try:
-            child.wait(rng.uniform(0.3, 2.5) if kills < 4 else 200)
+            child.wait(rng.uniform(0.3, 2.5) if kills < 3 else 200)
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
             child.wait()

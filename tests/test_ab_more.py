@@ -277,7 +277,7 @@ def further_subjects(data, case, begin):
 
 @pytest.mark.slow
 def test_a_finished_run_gets_further_pairs_of_its_undecided_cases_with_several_visits(project):
-    done = forked.run(project, "ab", "--aa", "--seed", "1", "--pairs", "4", env=environment())
+    done = forked.run(project, "ab", "--aa", "--seed", "1", env=environment())
     assert done.returncode == 0, done.stderr
     run = project / "out" / "latest"
     assert f"profpipe resume out/{run.resolve().name} --more 20" in (run / "SUMMARY.md").read_text()

@@ -230,7 +230,7 @@ def test_the_kills_came_at_every_stage_of_a_run(stood):
 def test_a_run_that_is_killed_repeatedly_is_finished_in_the_end(server, undisturbed):
     answer, expected = undisturbed
     chance = random.Random(7)
-    kill_and_resume(server, expected, [{"kill_at_step": chance.randint(5, answer["steps"] // 2)} for _ in range(4)])
+    kill_and_resume(server, expected, [{"kill_at_step": chance.randint(5, answer["steps"] // 2)} for _ in range(3)])
 
 
 def cases_by_event(run):
