@@ -716,6 +716,7 @@ def test_a_link_that_gitmodules_names_is_no_submodule(project, tmp_path):
     assert (tmp_path / "copy" / "link").is_symlink() and state_of(tmp_path / "other") == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["filter.lfs.smudge", "filter.lfs.process", "core.fsmonitor", "core.hooksPath"])
 def test_git_starts_no_program_in_a_checkout(crowded, tmp_path, monkeypatch, key):
     """Not even one that the user configured: git-lfs would fetch, and a relative path is a file of the commit."""
