@@ -292,7 +292,7 @@ def examples(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["report", "compare"])
+@pytest.mark.parametrize("command", ["report", pytest.param("compare", marks=pytest.mark.exhaustive)])
 def test_any_cell_of_a_table_may_be_altered(examples, tmp_path, command, capsys):
     for example, table, column, text, is_everywhere in FOUND:
         folder = tmp_path / "folder"

@@ -246,8 +246,7 @@ def test_one_seed_gives_every_implementation_the_same_numbers():
 
 
 @pytest.mark.parametrize(
-    ("mode", "expected"),
-    [("fwd", ["forward"]), ("bwd", ["backward"]), ("fwd_bwd", ["forward", "backward"])],
+    ("mode", "expected"), [("fwd", ["forward"]), ("bwd", ["backward"]), ("fwd_bwd", ["forward", "backward"])]
 )
 def test_passes_stand_in_ranges(opened, mode, expected):
     seen = opened(attention)

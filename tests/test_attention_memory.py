@@ -109,14 +109,7 @@ def test_the_study_dry_runs_with_its_168_cases(tmp_path):
 
 @pytest.mark.slow
 def test_a_reduced_study_runs_on_a_cpu_with_the_requested_number_of_passes(tmp_path):
-    small = {
-        "HEADDIM": "16",
-        "SEQLEN": "32,64",
-        "BATCH": "2",
-        "IMPLS": "plain,tiled",
-        "REPEATS": "7",
-        "BUDGET_S": "20",
-    }
+    small = {"HEADDIM": "16", "SEQLEN": "32,64", "BATCH": "2", "IMPLS": "plain,tiled", "REPEATS": "7", "BUDGET_S": "20"}
     profpipe(tmp_path, "run", PIPELINE, "--out", tmp_path, **small)
     assert [case["status"] for case in rows(tmp_path / "latest" / "cases.csv")] == ["ok"] * 8
     passes = {row["n"] for row in rows(tmp_path / "latest" / "metrics.parquet") if row["metric"] == "time"}

@@ -56,25 +56,31 @@ def call(script, *arguments, cwd=None, **variables):
     )
 
 
-@pytest.fixture(scope="module")
-def checkout(tmp_path_factory):
-    """A copy of the checkout, not yet set up."""
-    copy = tmp_path_factory.mktemp("a checkout")
+def copy_checkout(copy):
     for folder in ("profpipe", "parsers", "workloads", "templates", "pipelines"):
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for name in (SCRIPT, "pyproject.toml", "README.md", "LICENSE", "pipeline.yaml"):
         shutil.copy(ROOT / name, copy)
     (copy / "study.yaml").write_text(STUDY)
-    return copy
 
 
 @pytest.fixture(scope="module")
-def script(checkout):
+def checkout(made_once):
+    """A copy of the checkout, not yet set up."""
+    return made_once("a checkout", copy_checkout)
+
+
+@pytest.fixture(scope="module")
+def script(made_once):
     """The script of a checkout after its first use."""
-    first = call(checkout / SCRIPT, "--setup")
+    return made_once("a set-up checkout", set_up) / SCRIPT
+
+
+def set_up(copy):
+    copy_checkout(copy)
+    first = call(copy / SCRIPT, "--setup")
     assert first.returncode == 0, first.stderr
     assert "making" in first.stderr and "installing profpipe" in first.stderr
-    return checkout / SCRIPT
 
 
 def cases(listing):

@@ -94,10 +94,7 @@ def test_samples_are_drawn_by_round():
     samples = tuple((1 + i // 500, 1e6 + i) for i in range(1000))
     page = page_of(document_of("h200-attention", ({("attention", FA2): samples}, {})), FA2)
     (strip,) = [block for block in page.walk() if isinstance(block, Chart) and block.kind is ChartKind.STRIP]
-    assert [(series.name, len(series.marks)) for series in strip.series] == [
-        ("round 1", 500),
-        ("round 2", 500),
-    ]
+    assert [(series.name, len(series.marks)) for series in strip.series] == [("round 1", 500), ("round 2", 500)]
 
 
 def test_thinning_keeps_the_least_and_the_largest_sample_and_the_order():

@@ -123,10 +123,7 @@ def test_a_run_leaves_tables_record_and_summary_and_says_where(finished):
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [
-        (("resume",), "no unfinished run"),
-        (("ingest", "pipeline.yaml", "--out", "out/latest"), "is a run's folder"),
-    ],
+    [(("resume",), "no unfinished run"), (("ingest", "pipeline.yaml", "--out", "out/latest"), "is a run's folder")],
 )
 def test_a_finished_run_is_neither_resumed_nor_overwritten(finished, words, message):
     done = profpipe(finished[0], *words)

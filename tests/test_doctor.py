@@ -75,6 +75,7 @@ def test_another_interpreter_imports_nothing_from_the_current_folder_when_it_is_
     assert not (tmp_path / "RAN").exists()
 
 
+@pytest.mark.slow
 def test_a_program_imports_from_the_current_folder_where_its_user_says_so(tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "program.py").write_text("import helper")

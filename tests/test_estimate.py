@@ -53,6 +53,7 @@ def project(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_damaged_record_spoils_no_estimate(project):
     profpipe(project, "run", "-q")
     record = (project / "out" / "latest").resolve() / "run.json"
@@ -93,6 +94,7 @@ def test_a_run_says_how_long_it_takes_first_from_a_model_and_then_from_the_run_b
     assert "no case measured before" in profpipe(project, "run", "--dry-run")[0]
 
 
+@pytest.mark.slow
 def test_the_length_of_a_program_is_not_made_up(tmp_path):
     (tmp_path / "slow.py").write_text("import sys, time\ntime.sleep(float(sys.argv[1]))\nsys.exit(len(sys.argv) > 2)\n")
     words = ("-p", "plain", "--set", "s=1.5", "--", "python", "slow.py", "{s}")
@@ -113,7 +115,7 @@ def test_the_length_of_a_program_is_not_made_up(tmp_path):
 
 @pytest.mark.slow
 def test_a_budget_leaves_out_repeats_and_says_how_to_measure_them(tmp_path):
-    (tmp_path / "slow.py").write_text("import time\ntime.sleep(2)\n")
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(1)\n")
     run, program = ("run", "-p", "plain", "--set", "repeats=5"), ("--", "python", "slow.py")
     profpipe(tmp_path, "run", "-p", "plain", *program)
     printed, _ = profpipe(tmp_path, "run", "-p", "plain", "--dry-run", *program)

@@ -16,17 +16,7 @@ from jobs import change
 
 from profpipe import profilers
 from profpipe.errors import Interrupted
-from profpipe.job import (
-    Case,
-    Cause,
-    Incident,
-    IncidentKind,
-    Missing,
-    Outcome,
-    Status,
-    Tool,
-    Traits,
-)
+from profpipe.job import Case, Cause, Incident, IncidentKind, Missing, Outcome, Status, Tool, Traits
 from profpipe.runner import executor, process as process_control, slots
 from profpipe.runner.process import GracePeriods
 

@@ -181,7 +181,9 @@ def test_the_files_of_a_job_with_a_link_are_not_reused(run, tmp_path):
     assert job_cache.find_cached_jobs([(run, entry)]) == {}
 
 
-@pytest.mark.parametrize("module", ["argparse", "pandas", "jinja2"])
+@pytest.mark.parametrize(
+    "module", ["argparse", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pandas", "jinja2"))]
+)
 def test_python_files_in_the_current_folder_are_not_imported(run, module):
     (run / f"{module}.py").write_text("open('mark', 'w')")
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}

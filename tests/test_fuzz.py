@@ -177,11 +177,7 @@ def test_damaged_results_folders_are_read_or_refused(tmp_path, tmp_path_factory)
             file.write_text(json.dumps(altered(json.loads(file.read_text()), fuzz)))
         else:
             file.write_bytes(damaged(file.read_bytes(), fuzz))
-        where = {
-            "ingest": [str(file)],
-            "compare": [str(folder), str(source)],
-            "history": ["--out", str(folder)],
-        }
+        where = {"ingest": [str(file)], "compare": [str(folder), str(source)], "history": ["--out", str(folder)]}
         check(fuzz, format, [*command, *where.get(command[0], [str(folder)])], file)
         shutil.rmtree(folder)
     fuzz.end()

@@ -39,28 +39,28 @@ def measure_pairs(percent, is_clear, status="ok", marks=""):
 BAD = '["inaccurate"]'
 
 
+#: Arguments of `measure_once` for both sides, and of `measure_pairs`; whether the noise is known; and the answer.
 @pytest.mark.parametrize(
     ("once", "in_pairs", "is_noise_known", "expected", "code"),
     [
-        ((measure_once(0), measure_once(3)), measure_pairs(3, True), True, Gate.FAILED, 4),
-        ((measure_once(0), measure_once(1.5)), measure_pairs(1.5, True), True, Gate.PASSED, 0),
-        ((measure_once(0), measure_once(0.1)), measure_pairs(0.1, True), True, Gate.PASSED, 0),
-        ((measure_once(0), measure_once(-5)), measure_pairs(-5, True), True, Gate.PASSED, 0),
+        ([(0,), (3,)], (3, True), True, Gate.FAILED, 4),
+        ([(0,), (1.5,)], (1.5, True), True, Gate.PASSED, 0),
+        ([(0,), (0.1,)], (0.1, True), True, Gate.PASSED, 0),
+        ([(0,), (-5,)], (-5, True), True, Gate.PASSED, 0),
         # Whether the difference is chance is not known.
-        ((measure_once(0), measure_once(3)), measure_pairs(3, False), False, Gate.UNDECIDED, 5),
-        ((measure_once(0), measure_once(None)), measure_pairs(None, True), True, Gate.UNDECIDED, 5),
-        ((measure_once(0), measure_once(0, "crashed")), measure_pairs(0, True, "crashed", "B failed"), True,
-         Gate.FAILED, 4),
-        ((measure_once(0), measure_once(-5, flags=BAD)), measure_pairs(-5, True, marks="B inaccurate"), True,
-         Gate.FAILED, 4),
-        ((measure_once(0, flags=BAD), measure_once(-5, flags=BAD)),
-         measure_pairs(-5, True, marks="A inaccurate,B inaccurate"), True, Gate.PASSED, 0),
-        ((Tables(), Tables()), Tables(), True, Gate.UNDECIDED, 5),
+        ([(0,), (3,)], (3, False), False, Gate.UNDECIDED, 5),
+        ([(0,), (None,)], (None, True), True, Gate.UNDECIDED, 5),
+        ([(0,), (0, "crashed")], (0, True, "crashed", "B failed"), True, Gate.FAILED, 4),
+        ([(0,), (-5, "ok", BAD)], (-5, True, "ok", "B inaccurate"), True, Gate.FAILED, 4),
+        ([(0, "ok", BAD), (-5, "ok", BAD)], (-5, True, "ok", "A inaccurate,B inaccurate"), True, Gate.PASSED, 0),
+        (None, None, True, Gate.UNDECIDED, 5),
     ],
-)  # fmt: skip
+)
 def test_ab_and_compare_judge_the_same_changes_alike(
     tmp_path, monkeypatch, once, in_pairs, is_noise_known, expected, code
 ):
+    once = [measure_once(*side) for side in once] if once else [Tables(), Tables()]
+    in_pairs = measure_pairs(*in_pairs) if in_pairs else Tables()
     run = Manifest(ended=ENDED)
     compared = compare_runs(*once, run, run, KNOWN if is_noise_known else {})
     sides = [api.Run(tmp_path, data, run) for data in once]

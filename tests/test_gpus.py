@@ -221,6 +221,7 @@ workloads:
 """
 
 
+@pytest.mark.slow
 def test_a_run_records_the_rates_of_each_job_where_they_are_not_the_machines_and_names_no_gpu(tmp_path):
     # Not in the current folder, from which no process of profpipe's own imports.
     (tmp_path / "nvml").mkdir()

@@ -178,10 +178,7 @@ ITERATIONS = pd.concat(
         (launched(*COPIES), (4, "2048x1x1", [2, 3, 4, 5, 6], 6, 30375 / 55175)),
         (launched(*LENGTHS), (4, "32x4x1", [2, 4, 6, 8], 8, 489890 / 627555)),
         # The last iteration of one process.
-        (
-            ITERATIONS,
-            (2, "2x1x1", [2, 3], 3, 100 / 110),
-        ),
+        (ITERATIONS, (2, "2x1x1", [2, 3], 3, 100 / 110)),
         # Older traces of torch have whole microseconds, of which a short kernel takes none.
         (launched(*[("a", "1x1x1", 0)] * 3), (1, "1x1x1", [1, 2, 3], 3, 1.0)),
     ],

@@ -123,9 +123,10 @@ for thread in threads: thread.join()
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("profiler", ["plain", "torch"])
-def test_steps_of_two_threads_are_recorded(tmp_path, profiler):
+@pytest.mark.parametrize("profiler", ["plain", pytest.param("torch", marks=pytest.mark.exhaustive)])
+def test_steps_of_two_threads_are_recorded(tmp_path, profiler, request):
+    if profiler == "plain":
+        request.getfixturevalue("stub_torch")
     done = run_python(tmp_path, THREADS, profiler=profiler, steps={"forward": True})
     assert done.returncode == 0 and not done.explanation and not done.notes
     assert len(done.traces) == (profiler == "torch") and (profiler == "torch" or len(done.steps) > 500)
@@ -197,13 +198,11 @@ def test_forked_workers_destroy_no_event_of_the_process_that_trains(tmp_path):
     assert len(done.steps) == 15
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("stub_torch")
 def test_a_forked_copy_that_ends_as_a_script_does_destroys_no_event(tmp_path):
     """A forked process of multiprocessing ends at once, but one of os.fork as any Python does."""
-    program = (
-        EVENTS + WORKERS + "if os.fork() == 0: sys.exit(0)\nprint('ended', os.waitstatus_to_exitcode(os.wait()[1]))\n"
-    )
-    done = run_python(tmp_path, "import sys\n" + program)
+    forks = "if os.fork() == 0: sys.exit(0)\nprint('ended', os.waitstatus_to_exitcode(os.wait()[1]))\n"
+    done = run_python(tmp_path, EVENTS + LOOP + forks, "12")
     assert "ended 0" in done.output and done.returncode == 0, done.output
 
 
@@ -641,12 +640,14 @@ def test_threads_write_whole_lines_into_one_record(tmp_path):
     assert len({line["text"] for line in lines[1:]}) == 20
 
 
+@pytest.mark.usefixtures("stub_torch")
 def test_iterations_that_plain_found_have_its_numbers_under_each_profiler(tmp_path):
     # Of twelve steps of the optimizer, the second, the sixth and the tenth begin an iteration; the last one has no end.
     done = run_python(tmp_path, LOOP, "12", steps={"warmup": 0, "stride": 4, "offset": 1})
     assert done.steps["step"].tolist() == [0, 1]
 
 
+@pytest.mark.usefixtures("stub_torch")
 def test_calls_of_each_thread_have_times_and_kinds(tmp_path):
     program = """
 import threading, time, torch

@@ -30,13 +30,14 @@ dist.destroy_process_group()
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1")
 
 
-def run_ddp(folder, iterations, **options):
-    (folder / "train.py").write_text(DDP.format(iterations=iterations), encoding="utf-8")
-    return run(folder, *TORCHRUN, "--nproc-per-node", "2", "train.py", **options)  # type: ignore[arg-type]
-
-
+@pytest.mark.exhaustive
 def test_each_process_of_torchrun_has_its_rank_and_its_steps(tmp_path):
-    done = run_ddp(tmp_path, 9)
+    (tmp_path / "train.py").write_text(DDP.format(iterations=9), encoding="utf-8")
+    check_steps_of_ranks(run(tmp_path, *TORCHRUN, "--nproc-per-node", "2", "train.py"))
+
+
+def check_steps_of_ranks(done):
+    """Two processes have 8 steps each and a rank."""
     assert done.returncode == 0, done.output
     steps = [tables.steps for tables in done.tables]
     assert sorted(int(frame["rank"].iloc[0]) for frame in steps) == [0, 1]
@@ -49,43 +50,34 @@ def test_each_process_of_torchrun_has_its_rank_and_its_steps(tmp_path):
     assert {"rank 0", "rank 1"} < set(times.index)
 
 
-def test_all_ranks_end_after_the_same_step_each_leaves_a_trace_and_torchrun_succeeds(tmp_path):
-    done = run_ddp(tmp_path, 100_000, profiler="torch", steps={"stop": True})
+def test_all_ranks_end_after_the_same_step_and_their_traces_show_the_wait_for_the_late_one(tmp_path):
+    late = "\n    __import__('time').sleep(0.03 * dist.get_rank())\n    optimizer.zero_grad()"
+    program = DDP.replace("\n    optimizer.zero_grad()", late).format(iterations=100_000)
+    (tmp_path / "train.py").write_text(program, encoding="utf-8")
+    options = {"profiler": "torch", "steps": {"measure": 20, "stop": True}}
+    done = run(tmp_path, *TORCHRUN, "--nproc-per-node", "2", "train.py", **options)
     assert done.returncode == 0 and "is done" not in done.output, done.output
     ends = [line for file in done.files for line in done.lines(file) if line["hook"] == "finished"]
-    assert [(line["steps"], line["stopped"]) for line in ends] == [(11, True), (11, True)]
+    assert [(line["steps"], line["stopped"]) for line in ends] == [(27, True), (27, True)]
     assert [path.name for path in done.traces] == [f"capture.rank{rank}.pt.trace.json.gz" for rank in (0, 1)]
     parsers = reader.parsers()
-    ranges = [reader.parse(reader.choose(trace, parsers), trace).ranges for trace in done.traces]
-    assert all(frame["range"].str.contains("profpipe.step:optimizer").any() for frame in ranges)
-
-
-def test_the_wait_for_a_late_rank_over_gloo_is_read_from_the_traces(tmp_path):
-    late = "\n    __import__('time').sleep(0.03 * dist.get_rank())\n    optimizer.zero_grad()"
-    (tmp_path / "train.py").write_text(DDP.replace("\n    optimizer.zero_grad()", late).format(iterations=40), "utf-8")
-    done = run(tmp_path, *TORCHRUN, "--nproc-per-node", "2", "train.py", profiler="torch", steps={"measure": 20})
-    assert done.returncode == 0, done.output
-    parsers = reader.parsers()
-    parsed = [reader.parse(reader.choose(trace, parsers), trace).steps for trace in done.traces]
-    waits = [steps.loc[steps["state"] == "steady", "communication_ns"].astype(float).median() / 1e6 for steps in parsed]
+    parsed = [reader.parse(reader.choose(trace, parsers), trace) for trace in done.traces]
+    assert all(tables.ranges["range"].str.contains("profpipe.step:optimizer").any() for tables in parsed)
+    steps = [tables.steps for tables in parsed]
+    waits = [rows.loc[rows["state"] == "steady", "communication_ns"].astype(float).median() / 1e6 for rows in steps]
     # Rank 0 waits for the 30 ms that rank 1 sleeps.
     assert waits[0] - waits[1] == pytest.approx(30, rel=0.2)
     columns = ["compute_ns", "communication_ns", "copy_ns", "idle_ns"]
-    assert all((steps[columns].sum(axis=1) == steps["wall_ns"]).all() for steps in parsed)
+    assert all((rows[columns].sum(axis=1) == rows["wall_ns"]).all() for rows in steps)
 
 
+@pytest.mark.usefixtures("stub_torch")
 def test_mpirun_gives_each_process_its_rank(tmp_path):
     mpirun = shutil.which("mpirun", path=str(Path(sys.executable).parent))
     if mpirun is None:
         pytest.skip("mpirun is missing: pip install mpich")
     (tmp_path / "train.py").write_text(LOOP, encoding="utf-8")
-    done = run(tmp_path, mpirun, "-n", "2", sys.executable, "train.py", "9", profiler="torch")
-    assert done.returncode == 0, done.output
-    of_rank = {lines[0]["rank"]: lines[-1] for lines in map(done.lines, done.files)}
-    assert {rank: (line["hook"], line["steps"]) for rank, line in of_rank.items()} == {
-        0: ("finished", 8), 1: ("finished", 8),
-    }  # fmt: skip
-    assert [path.name for path in done.traces] == [f"capture.rank{rank}.pt.trace.json.gz" for rank in (0, 1)]
+    check_steps_of_ranks(run(tmp_path, mpirun, "-n", "2", sys.executable, "train.py", "9"))
 
 
 ACCELERATE = """

@@ -129,10 +129,7 @@ def document(name):
     )
     return Document(
         f"{name} · {name}",
-        (
-            Section("headline", name, blocks, name, workload=name),
-            Section(name, name, (Paragraph(name),), workload="b"),
-        ),
+        (Section("headline", name, blocks, name, workload=name), Section(name, name, (Paragraph(name),), workload="b")),
         cases=(Section(name, name, (Paragraph(name),), name, workload=name),),
         flags={name: name},
     )

@@ -84,14 +84,12 @@ def documents():
 
 
 @pytest.fixture(scope="module")
-def reports(documents, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("reports")
-
+def reports(documents, made_once):
     def path(example):
-        made = folder / f"{example}.html"
-        if not made.exists():
-            made.write_text(report.render(documents(example), rendering.find_templates()), encoding="utf-8")
-        return made
+        return made_once(f"report-{example}", lambda folder: write(example, folder / "report.html")) / "report.html"
+
+    def write(example, path):
+        path.write_text(report.render(documents(example), rendering.find_templates()), encoding="utf-8")
 
     return path
 

@@ -204,7 +204,7 @@ def stood():
 
 
 #: In so many tests, for none may take minutes on a busy machine. CI runs the first one.
-PARTS, OF_CI = 10, 1
+PARTS, OF_CI = 20, 1
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_the_kills_came_at_every_stage_of_a_run(stood):
 def test_a_run_that_is_killed_repeatedly_is_finished_in_the_end(server, undisturbed):
     answer, expected = undisturbed
     chance = random.Random(7)
-    kill_and_resume(server, expected, [{"kill_at_step": chance.randint(5, answer["steps"] // 2)} for _ in range(4)])
+    kill_and_resume(server, expected, [{"kill_at_step": chance.randint(5, answer["steps"] // 2)} for _ in range(3)])
 
 
 def cases_by_event(run):
@@ -246,15 +246,18 @@ def cases_by_event(run):
 
 #: One process runs each case. Under plain, two processes wait while the first one runs. Under nsys, the files of a case
 #: are read while the next case runs.
-@pytest.mark.parametrize("profiler", ["plain", pytest.param("nsys", marks=pytest.mark.exhaustive)])
-def test_a_run_whose_jobs_overlap_is_killed_without_loss_repetition_or_a_process_that_is_left(server, profiler):
+@pytest.mark.parametrize(
+    ("profiler", "count"),
+    [("plain", 2), *(pytest.param(name, 5, marks=pytest.mark.exhaustive) for name in ("plain", "nsys"))],
+)
+def test_a_run_whose_jobs_overlap_is_killed_without_loss_repetition_or_a_process_that_is_left(server, profiler, count):
     pipeline = PIPELINE.replace("profilers: [plain, nsys]", f"profilers: [{profiler}]\n    isolate: true")
     whole = server.project(pipeline)
     answer = server.run(whole, "start")
     assert answer["status"] == 0, (whole / "output.txt").read_text()
     expected, chance, overlapped, were_kept = store.load(only_run(whole))[0], random.Random(41), 0, 0
-    kills = [{"kill_after_s": answer["seconds"] * (0.3 + 0.6 * chance.random())} for _ in range(5)]
-    kills += [{"kill_at_step": step} for step in chance.sample(range(answer["steps"] // 2, answer["steps"]), 5)]
+    kills = [{"kill_after_s": answer["seconds"] * (0.3 + 0.6 * chance.random())} for _ in range(count)]
+    kills += [{"kill_at_step": step} for step in chance.sample(range(answer["steps"] // 2, answer["steps"]), count)]
     for kill in kills:
         project = server.project(pipeline)
         killed = server.run(project, "start", **kill)

@@ -300,11 +300,7 @@ def test_ranges_recorded_and_exported_by_a_real_nsys_are_read(parser, nsys, tmp_
     subprocess.run(export, check=True, capture_output=True, timeout=120)
     parsed = parser.parse(tmp_path / "x.sqlite")
     rows = parsed.ranges[["case", "range", "instances", "kernels"]].to_numpy().tolist()
-    assert rows == [
-        ["impl=a", "", 3, 0],
-        ["impl=a", "forward", 3, 0],
-        ["impl=a", "forward > library:own", 3, 0],
-    ]
+    assert rows == [["impl=a", "", 3, 0], ["impl=a", "forward", 3, 0], ["impl=a", "forward > library:own", 3, 0]]
     assert parsed.origin.tool_version
     assert parsed.origin.without_kernels == "no kernels in this file"
 

@@ -204,39 +204,44 @@ def test_a_compiled_graph_that_is_kept_is_gone_through_again_and_again(monkeypat
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_forgotten")
-def test_inductors_code_gives_the_results_of_the_eager_one():
+@pytest.mark.parametrize("causal", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+def test_inductors_code_gives_the_results_of_the_eager_one_and_is_no_sdpa(causal):
     if reason := plain_attention.missing_compiler():
         pytest.skip(reason)
-    s = a_setting(causal=True)
+    s = a_setting(causal=causal)
     given = tensors(s, torch.float32)
-    for got, expected in zip(with_gradients(plain_attention.compiled(s), given), truth(s, given), strict=True):
+    results, replaced = _compile_anew(lambda: with_gradients(plain_attention.compiled(s), given))
+    assert replaced == 0
+    for got, expected in zip(results, truth(s, given), strict=True):
         torch.testing.assert_close(got.double(), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_forgotten")
-@pytest.mark.parametrize("mode", [pytest.param("fwd", marks=pytest.mark.exhaustive), "bwd"])
-def test_inductor_compiles_the_formula_and_puts_no_sdpa_in_its_place(monkeypatch, mode):
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("mode", ["fwd", "bwd"])
+def test_inductor_would_put_sdpa_in_the_place_of_the_formula(monkeypatch, mode):
     if reason := plain_attention.missing_compiler():
         pytest.skip(reason)
-    replaced = []
+    replaced, given = [], tensors(a_setting(), torch.float32)
     for options in (plain_attention.requirements.exclude_sdpa(), None):
         monkeypatch.setattr(plain_attention.requirements, "exclude_sdpa", lambda options=options: options)
         plain_attention.compile_plain.cache_clear()
-        replaced.append(_replaced_by_sdpa(plain_attention.compiled(a_setting(mode=mode)), mode))
-    assert replaced[0] == 0 < replaced[1], "and it would"
+        forward = plain_attention.compiled(a_setting(mode=mode))
+        call = (lambda f=forward: with_gradients(f, given)) if mode == "bwd" else (lambda f=forward: f(*given[:3]))
+        replaced.append(_compile_anew(call)[1])
+    assert replaced[0] == 0 < replaced[1]
 
 
-def _replaced_by_sdpa(forward, mode):
-    """How often inductor replaced the formula by SDPA, by its counter. A cache would skip the search."""
+def _compile_anew(call):
+    """Return what a call gives, and how often inductor replaced the formula by SDPA. A cache would skip the search."""
     config = importlib.import_module("torch._inductor.config")
     counters = importlib.import_module("torch._dynamo.utils").counters
     counters.clear()
-    given = tensors(a_setting(), torch.float32)
     with config.patch(force_disable_caches=True):
-        with_gradients(forward, given) if mode == "bwd" else forward(*given[:3])
+        results = call()
     assert counters["inductor"]["extern_calls"] >= 2, "both products were compiled"
-    return int(counters["inductor"]["fuse_attention"])
+    return results, int(counters["inductor"]["fuse_attention"])
 
 
 def test_a_torch_that_leaves_out_no_single_pass_leaves_out_all_patterns(monkeypatch):

@@ -370,6 +370,7 @@ def test_a_process_that_dies_ends_the_job_with_a_reason_that_names_it(ends):
     assert ends["after"] == ("ok", "")
 
 
+@pytest.mark.exhaustive
 def test_nsys_records_the_ranges_of_every_process_in_one_report(nsys, tmp_path):
     (tmp_path / "workloads").mkdir()
     (tmp_path / "workloads" / "two.py").write_text(WORKLOAD)

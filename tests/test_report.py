@@ -198,10 +198,7 @@ def studies():
     bmm = kernel_row("impl=a", "aten::bmm", 2, 5000.0, **{**cpu, "kernel_class": "gemm"})
     yield (
         "CPU operators",
-        (
-            tables(kernels=[bmm], ranges=[range_row("impl=a", 2, "torch")]),
-            {"machine": {"gpus": [], "cpu": "Some CPU"}},
-        ),
+        (tables(kernels=[bmm], ranges=[range_row("impl=a", 2, "torch")]), {"machine": {"gpus": [], "cpu": "Some CPU"}}),
     )
     for n in (1, 2):
         yield f"{n} samples", (tables(metrics=[own("impl=a", "time", 5.0, n=n)]), {})
@@ -263,8 +260,7 @@ def tables_of(text):
 
 
 @pytest.mark.parametrize(
-    ("is_measured", "name", "rates"),
-    [(False, "peak", "peak rates"), (True, "measured ceiling", "measured rates")],
+    ("is_measured", "name", "rates"), [(False, "peak", "peak rates"), (True, "measured ceiling", "measured rates")]
 )
 def test_the_share_of_the_peak_can_be_recomputed_from_the_page_of_a_real_run(is_measured, name, rates, tmp_path):
     data, run = example("h200-attention")

@@ -212,10 +212,7 @@ def test_v1_kernels_are_placed_by_the_hip_call_of_their_index(parser, tmp_path):
     )  # fmt: skip
     assert parser.sniff(path)
     found = parser.parse(path)
-    assert rows(found) == [
-        (70, 1, 2, "impl=fa2", "forward", "gemm", 1),
-        (70, 0, 0, "", "", "CopyHostToDevice", 1),
-    ]
+    assert rows(found) == [(70, 1, 2, "impl=fa2", "forward", "gemm", 1), (70, 0, 0, "", "", "CopyHostToDevice", 1)]
     assert (found.origin.launches, found.origin.total_ns) == (1, 40)
     assert found.origin.notes == ("1 barrier packets are no kernels and left out",)
     assert sorted(found.ranges["range"]) == ["", "forward"]

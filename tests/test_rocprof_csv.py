@@ -108,11 +108,7 @@ def test_two_generations_of_the_tool_spell_one_kernel_alike(parsers, shared_data
 
 def test_kernels_are_placed_by_the_call_that_launched_them(parser, write):
     write(
-        "a_marker_api_trace.csv",
-        API_TRACE,
-        marker(CASE, 100, 200),
-        marker("forward", 110, 150),
-        marker(CASE, 300, 400),
+        "a_marker_api_trace.csv", API_TRACE, marker(CASE, 100, 200), marker("forward", 110, 150), marker(CASE, 300, 400)
     )
     write("a_hip_api_trace.csv", API_TRACE, call("HIP_RUNTIME_API", "hipLaunchKernel", 120, 130, correlation=5))
     # It ran in the second iteration, but the first one launched it.
@@ -252,10 +248,7 @@ def test_a_dispatch_that_is_counted_by_each_part_of_the_gpu_is_one_launch(parser
 
 @pytest.mark.parametrize(
     "columns",
-    [
-        "Domain,ROCTX_ID,Message,Timestamp",
-        "Domain,Operation,Kernel_Name,Start_Timestamp,Stop_Timestamp,Correlation_ID",
-    ],
+    ["Domain,ROCTX_ID,Message,Timestamp", "Domain,Operation,Kernel_Name,Start_Timestamp,Stop_Timestamp,Correlation_ID"],
 )
 def test_traces_of_rocprofv2_are_refused_with_the_file_to_give(parser, tmp_path, columns):
     path = tmp_path / "trace_9.csv"

@@ -58,9 +58,7 @@ def process(pid=70, messages=None, **buffers):
             ],
             "marker_api": [{"key": key, "value": value} for key, value in (messages or {}).items()],
         },
-        "kernel_symbols": [
-            {"kernel_id": 4, "kernel_name": "_Z4gemmPf.kd", "formatted_kernel_name": "gemm(float*)"},
-        ],
+        "kernel_symbols": [{"kernel_id": 4, "kernel_name": "_Z4gemmPf.kd", "formatted_kernel_name": "gemm(float*)"}],
         "callback_records": {"counter_collection": buffers.pop("counters", [])},
         "buffer_records": buffers,
     }

@@ -169,10 +169,7 @@ def test_only_options_that_take_a_secret_hide_their_value():
     line = ["bash", "-c", "train --wandb-key {} --n 3"]
     shown_line = [word.format("${SECRET}") for word in line]
     assert program.mask([word.format(key) for word in line], {}) == (shown_line, {"SECRET": key})
-    assert program.mask(["--api-key", "k"], {}) == (
-        ["--api-key", "${API_KEY}"],
-        {"API_KEY": "k"},
-    )
+    assert program.mask(["--api-key", "k"], {}) == (["--api-key", "${API_KEY}"], {"API_KEY": "k"})
 
 
 def test_a_word_that_holds_a_secret_keeps_its_other_parts():

@@ -18,10 +18,7 @@ from profpipe.report.units import PERCENT
 
 DATA = Path(__file__).parent / "data"
 #: One recording with steps of several ranks, and one without steps.
-RECORDINGS = {
-    "steps": "reported/one_process_four_gpus.sqlite",
-    "no-steps": "nsys-2025.3.1/attention/attn_h200.sqlite",
-}
+RECORDINGS = {"steps": "reported/one_process_four_gpus.sqlite", "no-steps": "nsys-2025.3.1/attention/attn_h200.sqlite"}
 HOSTILE = (
     "\x1b[2J\x1b]0;title\x07",
     "a\nWarnings:\n- none",

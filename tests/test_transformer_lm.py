@@ -41,8 +41,7 @@ def _parameters(params):
 
 
 @pytest.mark.parametrize(
-    ("size", "count"),
-    [("small", 124_439_808), ("medium", 354_823_168), ("large", 774_030_080), ("xl", 1_557_611_200)],
+    ("size", "count"), [("small", 124_439_808), ("medium", 354_823_168), ("large", 774_030_080), ("xl", 1_557_611_200)]
 )
 def test_the_classic_block_makes_the_models_of_gpt2(size, count):
     """The counts equal those of the published weights (gpt2, gpt2-medium, gpt2-large, gpt2-xl)."""

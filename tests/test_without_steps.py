@@ -69,11 +69,7 @@ def test_torch_waits_for_the_gpu_where_there_is_one(tmp_path):
     assert command.ends_after_s is None
 
 
-@pytest.mark.parametrize(
-    ("record", "steps"),
-    [(STEP, {}), ("", {"range": "iteration"})],
-    ids=["steps", "a range"],
-)
+@pytest.mark.parametrize(("record", "steps"), [(STEP, {}), ("", {"range": "iteration"})], ids=["steps", "a range"])
 def test_where_there_are_steps_no_span_is_chosen(tmp_path, record, steps):
     assert adapted(tmp_path, "torch", 500.0, PYTHON_LOADED, TORCH_IMPORTED, record=record, **steps).is_hooked
 

@@ -113,10 +113,7 @@ UNSUPPORTED: Rows = {
             {"impl": "fa2", "api": "varlen_qkvpacked"},
             "api: varlen_qkvpacked needs as many key/value heads as query heads. Use kvheads: 32.",
         ),
-        (
-            {"impl": "sdpa_nested"},
-            "sdpa_nested needs as many key/value heads as query heads. Use kvheads: 32.",
-        ),
+        ({"impl": "sdpa_nested"}, "sdpa_nested needs as many key/value heads as query heads. Use kvheads: 32."),
     ],
 }
 
