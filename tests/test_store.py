@@ -9,6 +9,7 @@ import shutil
 from dataclasses import replace
 from datetime import datetime, timezone
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -73,6 +74,14 @@ def test_a_csv_file_gives_its_values_back_to_pandas(tmp_path):
     store.save_csv(tmp_path, Tables(kernels=frame))
     read = pd.read_csv(tmp_path / "kernels.csv", dtype=frame.dtypes.to_dict(), float_precision="round_trip")
     pd.testing.assert_frame_equal(read.fillna({name: "" for name in frame if frame[name].dtype == object}), frame)
+
+
+def test_a_number_that_is_none_is_a_missing_one(tmp_path):
+    tables = some_tables()
+    store.save(tmp_path, tables, record())
+    nan = pd.arrays.FloatingArray(np.array([np.nan]), np.array([False]))
+    tables.kernels.assign(total_ns=nan).to_parquet(tmp_path / "kernels.parquet")
+    assert store.load(tmp_path)[0].kernels["total_ns"].isna().all()
 
 
 def test_text_that_looks_like_a_number_or_like_nothing_stays_text(tmp_path):

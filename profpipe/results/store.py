@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import json
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -163,6 +164,10 @@ def _checked(table: schema.Table, data: pd.DataFrame) -> pd.DataFrame:
             raise ValueError(f"row {row + 2}, column {column.name}: {text!r} is none of {', '.join(column.values)}")
         if column.dtype == "Float64":
             _check_numbers(frame, column.name)
+            values = frame[column.name].to_numpy(dtype=np.float64, na_value=math.nan)
+            if np.isnan(values).sum() > frame[column.name].isna().sum():
+                # A file may hold NaN beside missing values: both are unknown, and pandas tells them apart.
+                frame = frame.assign(**{column.name: pd.array(values, dtype="Float64")})
     return frame
 
 
