@@ -265,7 +265,8 @@ def _seconds_of_cases(folder: Path) -> dict[tuple[str, str, str], tuple[str, flo
 
 def _settings(workload: Workload) -> dict[str, Any]:
     is_repeated = not workload.is_command  # `repeats` of a program are its processes
-    return workload.model_dump(mode="json", include=_SETTINGS | ({"repeats"} if is_repeated else set()))
+    names = _SETTINGS | ({"repeats"} if is_repeated else set())
+    return workload.model_dump(mode="json", include=names, exclude={"ncu": {"shapes"}})
 
 
 def _own_s(run: Manifest) -> float | None:
