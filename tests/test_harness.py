@@ -80,7 +80,7 @@ def carry_out(folder, cases, profiler="plain", code=0, workload=WORKLOAD, **spec
     (folder / "workload.py").write_text(workload)
     document = {
         "workload": "w", "profiler": profiler, "script": str(folder / "workload.py"), "warmup": 2, "repeats": 4,
-        "options": {"timing": {"budget_s": 0.2}}, "stem": "capture", "part": 1, "folder": str(folder),
+        "options": {"timing": {"budget_s": 4, "most": 4}}, "stem": "capture", "part": 1, "folder": str(folder),
         "cases": [{"id": case, "params": params} for case, params in cases.items()], **spec,
     }  # fmt: skip
     (folder / "cases.json").write_text(json.dumps(document))

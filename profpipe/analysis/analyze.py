@@ -123,9 +123,11 @@ def _count_uncounted(data: RecordedWorkload, run: Manifest) -> int:
     """Return how many cases that could be measured ncu left out, as it was to count the largest shape only."""
     if run.ended is None or data.declared is None or data.declared.ncu.shapes == "all":
         return 0
-    counted = {case for job in run.jobs_of(data.name) if job.profiler == "ncu" for case in job.cases}
     case_rows = data.recorded.tables.cases
-    return len({*case_rows["case"][case_rows["status"] == "ok"]} - counted)
+    measured, counted = (
+        case_rows["case"][is_so] for is_so in (case_rows["status"] == "ok", case_rows["profiler"] == "ncu")
+    )
+    return len({*measured} - {*counted})
 
 
 def _describe_gpu(name: str, run: Manifest) -> WorkloadGpu:
