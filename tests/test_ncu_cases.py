@@ -64,7 +64,7 @@ def test_of_the_default_study_ncu_counts_eight_of_24_cases():
 
 
 @pytest.mark.parametrize("option", [[], ["--ncu-all"], ["--set", "ncu.shapes=all"]])
-def test_a_run_is_planned_resumed_and_reused_with_the_chosen_cases(tmp_path, option):
+def test_a_run_is_planned_saved_and_reused_with_the_chosen_cases(tmp_path, option):
     (tmp_path / "pipeline.yaml").write_text(PIPELINE)
     (tmp_path / "naps.py").write_text("def build(params):\n    return lambda: None\n")
     count = 6 if option else 2
