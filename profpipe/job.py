@@ -257,7 +257,8 @@ class Job:
         document: dict[str, Any] = {}
         for name in _DUMPED if self.script else (*_DUMPED, *_DUMPED_OF_COMMANDS):
             value = getattr(self.settings, name)
-            document[name] = value.model_dump() if hasattr(value, "model_dump") else value
+            # Which cases ncu counts is no setting of a job, which has cases.
+            document[name] = value.model_dump(exclude={"shapes"}) if hasattr(value, "model_dump") else value
         if self.guided:
             document["ncu"] |= self.guided.as_json()
         if self.settings.capture:

@@ -80,7 +80,7 @@ def carry_out(folder, cases, profiler="plain", code=0, workload=WORKLOAD, **spec
     (folder / "workload.py").write_text(workload)
     document = {
         "workload": "w", "profiler": profiler, "script": str(folder / "workload.py"), "warmup": 2, "repeats": 4,
-        "options": {"timing": {"budget_s": 0.2}}, "stem": "capture", "part": 1, "folder": str(folder),
+        "options": {"timing": {"budget_s": 4, "most": 4}}, "stem": "capture", "part": 1, "folder": str(folder),
         "cases": [{"id": case, "params": params} for case, params in cases.items()], **spec,
     }  # fmt: skip
     (folder / "cases.json").write_text(json.dumps(document))
@@ -223,6 +223,20 @@ def test_under_the_torch_profiler_each_case_leaves_a_trace_with_a_range_an_itera
             event.get("name") for event in json.load(stream)["traceEvents"] if event.get("cat") == "user_annotation"
         ]
     assert names.count("profpipe:a") == 4 and names.count("multiply") == 4
+
+
+@pytest.mark.parametrize(("call_s", "iterations"), [(0.0, 30), (0.1, 4), (0.6, 1)])
+def test_on_a_cpu_a_profiler_records_as_many_iterations_as_fit_into_the_budget(monkeypatch, call_s, iterations):
+    """A mock of the loop: an iteration takes ``call_s``."""
+    recorded = {}
+    monkeypatch.setattr(harness.sampling, "run_loop", lambda fn, n, **_: (call_s * 1e9, ()))
+    events = SimpleNamespace(
+        write=lambda *_, **__: None, metric=lambda case, metric, value, unit: recorded.update({metric: value})
+    )
+    workload = SimpleNamespace(build=lambda params: lambda: None)
+    spec = {"profiler": "torch", "repeats": 30, "warmup": 1, "options": {"timing": {"budget_s": 0.45}}}
+    harness.profile_case(harness.Worker(workload, spec, events, "cpu"), "a", nullcontext, {})
+    assert recorded["iterations"] == iterations
 
 
 @pytest.mark.slow

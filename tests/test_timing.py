@@ -88,6 +88,11 @@ THIRD_ROUND = StoppingRule().limit_round(3, 3, earlier=300)
         # Up to the least, five times the budget may be spent, but a call of a minute is made once.
         (StoppingRule(), [1.0], 1, 1.0, False, 9),
         (StoppingRule(), [1.0] * 10, 10, 10.0, False, 0),
+        # On a CPU one and a half times, but a second sample within five times: six in three rounds make an interval.
+        (StoppingRule(least_budgets=1.5), [1.0], 1, 0.5, False, 5),
+        (StoppingRule(least_budgets=1.5), [1.0], 1, 2.0, False, 1),
+        (StoppingRule(least_budgets=1.5), [1.0], 1, 5.1, False, 0),
+        (StoppingRule(least_budgets=1.5).limit_round(1, 3), [1.0], 1, 1.0, False, 1),
         (StoppingRule(), [60.0], 1, 60.0, False, 0),
         # Earlier samples count, and one is taken all the same.
         (StoppingRule(), STEADY, 0, 0.0, False, 1),

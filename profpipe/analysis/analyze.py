@@ -119,6 +119,17 @@ def _read_workload(tables: Tables, name: str, run: Manifest) -> RecordedWorkload
     )
 
 
+def _count_uncounted(data: RecordedWorkload, run: Manifest) -> int:
+    """Return how many cases that could be measured ncu left out, as it was to count the largest shape only."""
+    if run.ended is None or data.declared is None or data.declared.ncu.shapes == "all":
+        return 0
+    case_rows = data.recorded.tables.cases
+    measured, counted = (
+        case_rows["case"][is_so] for is_so in (case_rows["status"] == "ok", case_rows["profiler"] == "ncu")
+    )
+    return len({*measured} - {*counted})
+
+
 def _describe_gpu(name: str, run: Manifest) -> WorkloadGpu:
     # The maximum SM clock of the GPUs that the workload's jobs ran on, where they share it.
     devices = {entry.device for job in run.jobs_of(name) for entry in job.devices}
@@ -166,6 +177,7 @@ def _analyze_workload(
             tuple(itertools.chain.from_iterable(top)),
             tuple(itertools.chain.from_iterable(counters.values())),
             requested,
+            _count_uncounted(data, run),
         ),
         phases=PhaseFindings(
             kernels=tuple(itertools.chain.from_iterable(kernel_phases.values())),

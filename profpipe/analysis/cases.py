@@ -122,6 +122,16 @@ def comparisons(cases: Sequence[Case], workload: Workload) -> list[tuple[str, ..
     return [tuple(group) for group in groups.values()]
 
 
+def select_largest(cases: Sequence[Case], workload: Workload) -> tuple[str, ...]:
+    """Return the ids of the largest of the cases that differ in the running axis alone; of all where no axis runs."""
+    layout = _find_axes({case.id: dict(case.params) for case in cases}, workload)
+    axis = running_axis(layout.shape(case.id) for case in cases)
+    if axis is None:
+        return tuple(case.id for case in cases)
+    by_size = sorted((case.id for case in cases), key=lambda name: layout.params[name][axis])
+    return tuple({(layout.variant(name), without(layout.shape(name), axis)): name for name in by_size}.values())
+
+
 def _find_axes(params: Mapping[str, Mapping[str, Any]], declared: Workload | None) -> CaseAxes:
     axes = list(dict.fromkeys(axis for point in params.values() for axis in point))
     varying = [axis for axis in axes if len({axis in p and _key(p[axis]) for p in params.values()}) > 1]

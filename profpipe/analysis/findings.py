@@ -745,6 +745,8 @@ class KernelFindings:
     counters: tuple[Counters, ...]
     #: How many kernels of a case the report shows; None where the pipeline file does not say.
     shown: int | None
+    #: How many cases ncu did not count, because they are smaller ones.
+    uncounted: int = 0
 
 
 @dataclass(frozen=True)

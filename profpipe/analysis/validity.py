@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 
 import pandas as pd
 
@@ -40,13 +40,14 @@ def not_run(tables: Tables, run: Manifest) -> tuple[NotRun, ...]:
 
     Cases that ran out of memory are one group, although their allocations differ.
     """
-    all_cases: dict[str, set[str]] = {}
+    #: By workload and case, the profilers with a row.
+    tried: dict[str, dict[str, set[str]]] = {}
     ended: dict[tuple[str, str, str], dict[str, dict[str, str]]] = {}
     names = ("workload", "case", "profiler", "status", "reason")
     # Such a case is among those that `pending` returns.
     unfinished = {(task.workload, case) for task in cluster.open_tasks(run) for case in task.cases}
     for workload, case, profiler, status, reason in rows(tables.cases, *names):
-        all_cases.setdefault(workload, set()).add(case)
+        tried.setdefault(workload, {}).setdefault(case, set()).add(profiler)
         is_pending = status == Status.INTERRUPTED and (workload, case) in unfinished
         if status not in ("ok", "") and not is_pending:
             key = workload, status, "" if status == Status.OOM else reason
@@ -54,12 +55,13 @@ def not_run(tables: Tables, run: Manifest) -> tuple[NotRun, ...]:
     groups: dict[tuple[tuple[str, str, str], frozenset[str]], dict[str, dict[str, str]]] = {}
     for key, cases in ended.items():
         for case, reasons in cases.items():
-            groups.setdefault((key, frozenset(reasons)), {})[case] = reasons
-    named = {(key[0], profiler) for key, profilers in groups for profiler in profilers}
+            # By the profilers under which it ended otherwise: one that was not to measure the case makes no difference.
+            groups.setdefault((key, frozenset(tried[key[0]][case] - reasons.keys())), {})[case] = reasons
+    named = {(key[0], profiler) for key, cases in ended.items() for reasons in cases.values() for profiler in reasons}
     seen = set(rows(tables.cases, "workload", "profiler"))
     jobs = [job for job in run.jobs if not (job.interrupted and not unfinished.isdisjoint(_cases_of(job)))]
     return (
-        *(_group(key[0], Status(key[1]), reasons, all_cases[key[0]], run) for (key, _), reasons in groups.items()),
+        *(_group(key[0], Status(key[1]), reasons, tried[key[0]], run) for (key, _), reasons in groups.items()),
         *(
             NotRun(job.workload, job.status, job.reason, (job.profiler,), (), True, tuple(filter(None, [job.log])),
                    is_after_cases=_key(job) in seen)
@@ -70,13 +72,17 @@ def not_run(tables: Tables, run: Manifest) -> tuple[NotRun, ...]:
 
 
 def _group(
-    workload: str, status: Status, reasons: Mapping[str, Mapping[str, str]], all_cases: set[str], run: Manifest
+    workload: str,
+    status: Status,
+    reasons: Mapping[str, Mapping[str, str]],
+    tried: Mapping[str, Set[str]],
+    run: Manifest,
 ) -> NotRun:
-    """Return the cases of a group; ``reasons`` are by case and profiler, ``all_cases`` are those of the workload."""
-    profilers, reason = zip(*next(iter(reasons.values())).items(), strict=True)
+    """Return the cases of a group; ``reasons`` are by case and profiler, ``tried`` the profilers of each case."""
+    profilers, reason = zip(*max(reasons.values(), key=len).items(), strict=True)
     jobs = [job for job in run.jobs_of(workload) if job.profiler in profilers and job.log]
     logs = tuple(dict.fromkeys(job.log for job in jobs if not job.cases or not reasons.keys().isdisjoint(job.cases)))
-    is_whole = reasons.keys() == all_cases
+    is_whole = reasons.keys() == {case for case, names in tried.items() if not names.isdisjoint(profilers)}
     return NotRun(workload, status, reason[0], profilers, tuple(reasons), is_whole, logs)
 
 

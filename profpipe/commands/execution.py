@@ -16,7 +16,7 @@ from typing import Final
 
 from profpipe import profilers
 from profpipe.analysis import pairs
-from profpipe.analysis.cases import comparisons
+from profpipe.analysis.cases import comparisons, select_largest
 from profpipe.commands import recording, rendering
 from profpipe.commands.rendering import RunReport
 from profpipe.config import yaml
@@ -44,6 +44,16 @@ def group_cases(request: RunRequest) -> RunRequest:
         request,
         comparisons={name: tuple(comparisons(plan.cases(workload), workload)) for name, workload in chosen.items()},
     )
+
+
+def choose_ncu_cases(request: RunRequest) -> RunRequest:
+    """Return the request with the cases whose kernels ncu counts, where these are the largest ones."""
+    chosen = {
+        name: workload
+        for name, workload in request.pipeline.workloads.items()
+        if workload.ncu.shapes == "largest" and not workload.is_command
+    }
+    return replace(request, ncu_cases={name: select_largest(plan.cases(w), w) for name, w in chosen.items()})
 
 
 def print_jobs(request: RunRequest, left_out: str = "") -> None:

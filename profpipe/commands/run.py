@@ -66,6 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run what fits into TIME (90s, 10m, 1h), by the estimate of --dry-run: first each case under plain, then "
         "the cheapest other profilers, then repeats",
     )
+    text = "let ncu count the kernels of all cases of a script, not of the largest shape alone"
+    parser.add_argument("--ncu-all", action="store_true", help=text)
     parser.add_argument("--reuse", action="store_true", help="reuse unchanged jobs of an earlier run in --out")
     parser.add_argument(
         "--dry-run", action="store_true", help="print every job with its time and its exact command, run nothing"
@@ -89,6 +91,8 @@ def main(args: argparse.Namespace) -> int:
         args.gpus = slots.count_visible(machine.nvidia_gpus(), os.environ)
     if args.gpus:
         args.set += [f"gpus={args.gpus}", "parallel=true"]
+    if args.ncu_all:
+        args.set += ["ncu.shapes=all"]
     if args.price:
         args.set += [f"report.price={args.price}"]
     if args.program is None:
@@ -114,7 +118,7 @@ def main(args: argparse.Namespace) -> int:
     profilers = args.profiler if user_program is None else []
     salt = folders.find_salt if args.dry_run else folders.make_salt
     common = args.workload, profilers, args.reuse, args.captures, salt
-    request = RunRequest.create(pipeline, path, args.out, *common, user_program)
+    request = execution.choose_ncu_cases(RunRequest.create(pipeline, path, args.out, *common, user_program))
     if args.slurm:
         return _submit(request, options_of_sbatch, command, args)
     request, left_out = execution.group_cases(request), ""

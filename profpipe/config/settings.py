@@ -54,6 +54,11 @@ class Ncu(StrictModel):
         description="'all', 'guided' (the kernels with the largest share), or a regular expression; for a `command` "
         "with nsys or torch among its profilers the default is 'guided'",
     )
+    shapes: Literal["largest", "all"] = Field(
+        "largest",
+        description="cases of a `script` whose kernels ncu counts: each variant at the largest value of the axis that "
+        "runs, such as the sequence length, or all",
+    )
     top: int = Field(3, ge=1, description="number of kernels of a case that 'guided' profiles")
     source: bool = Field(False, description="embed the source code of kernels in the ncu report")
     targets: NcuTargets = NcuTargets()

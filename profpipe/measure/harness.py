@@ -11,6 +11,7 @@ import functools
 import gc
 import itertools
 import json
+import math
 import os
 import re
 import sys
@@ -449,7 +450,14 @@ def profile_case(worker: Worker, name: str, region: Region, params: dict[str, An
     warmup = worker.spec["warmup"]
     # The first call of the load is the last call of the warm-up, so that a call of a minute is not made once more.
     loads = warmup > 0 and worker.device == "cuda" and worker.spec["profiler"] != "ncu"
-    sampling.warm_up(fn, warmup - loads, device=worker.device)
+    is_bounded = worker.device == "cpu" and not worker.ranks.is_distributed
+    budget_s = worker.spec["options"].get("timing", {}).get("budget_s", sampling.StoppingRule.budget_s)
+    sampling.warm_up(fn, warmup - loads, device=worker.device, budget_s=budget_s / 2 if is_bounded else math.inf)
+    if is_bounded:
+        iteration_ns, _ = sampling.run_loop(
+            fn, 1, device=worker.device, range_name="", annotate=lambda name: nullcontext(), flush=worker.flush
+        )
+        repeats = max(1, min(repeats, int(budget_s * 1e9 / max(iteration_ns, 1))))
     worker.ranks.barrier("warm")
     mark(phase="warm-up")
     load = functools.partial(_apply_load, worker, fn) if loads else lambda: None

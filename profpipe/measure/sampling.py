@@ -43,8 +43,8 @@ class StoppingRule:
 
     Sampling ends with ``min_samples`` samples of which ``min_in_round`` are of this round, if half the width of the
     95 % confidence interval of their median is at most ``target`` of the median. It also ends at ``max_samples``, or
-    when another sample would exceed ``budget_s`` of wall time (five times that up to ``min_samples``). At least one
-    sample is taken.
+    when another sample would exceed ``budget_s`` of wall time (``least_budgets`` times that up to ``min_samples``). At
+    least one sample is taken.
 
     Where power or heat lowers the GPU's clock, sampling lasts at least ``slowed_s``: an H200 at its power limit moves
     its clock by 5 to 10 % within 0.1 to 0.2 s, and samples of a shorter time show one moment of that.
@@ -56,6 +56,7 @@ class StoppingRule:
     max_samples: int = 10_000
     min_in_round: int = 1
     slowed_s: float = 0.0
+    least_budgets: float = _BUDGET_FACTOR
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_samples <= self.max_samples:
@@ -70,7 +71,8 @@ class StoppingRule:
         """
         least, most = (math.ceil(count * number / rounds) for count in (self.min_samples, self.max_samples))
         in_round = max(1, math.ceil(earlier / (number - 1))) if number > 1 else 1
-        return StoppingRule(least, self.target, self.budget_s / rounds, most, in_round, self.slowed_s / rounds)
+        of_round = StoppingRule(least, self.target, self.budget_s / rounds, most, in_round, self.slowed_s / rounds)
+        return replace(of_round, least_budgets=self.least_budgets)
 
     def is_met(self, values: Sequence[float]) -> bool:
         """Return True if the interval of the median of ``values`` is at most as wide as ``target``."""
@@ -88,8 +90,10 @@ class StoppingRule:
         few, least_s = len(values) < self.min_samples, self.slowed_s if is_slowed else 0.0
         if not few and taken >= self.min_in_round and spent_s >= least_s and self.is_met(values):
             return 0
-        limit_s = max(least_s, self.budget_s * (_BUDGET_FACTOR if few else 1))
+        limit_s = max(least_s, self.budget_s * (self.least_budgets if few else 1))
         affordable = (limit_s - spent_s) * taken / max(spent_s, 1e-9)
+        if few and taken == 1 and affordable < 1:
+            return int(2 * spent_s <= _BUDGET_FACTOR * self.budget_s)  # two samples in three rounds make an interval
         missing = max(self.min_samples - len(values), self.min_in_round - taken)
         wanted = missing if missing > 0 else len(values) // 2 + 1
         return max(0, int(min(wanted, affordable, self.max_samples - len(values), _LARGEST_BATCH)))
@@ -161,12 +165,13 @@ def warm_up_until_stable(fn: Callable[[], object], *, device: str, min_calls: in
     """Call ``fn`` until its time is stable; return the number of calls.
 
     Calls are timed back to back in groups of 10 ms by the host's clock, without the first call, until ``is_stable``:
-    at least ``min_calls`` calls, and for at most ``budget_s``, or five times that up to ``min_calls`` calls.
+    at least ``min_calls`` calls, and for at most ``budget_s``, or on a GPU five times that up to ``min_calls`` calls.
     ``min_calls=0`` makes no call. On a GPU, calls shorter than 10 ms stop at ``min_calls``: the host's clock measures
     them badly, and ``sample`` waits until they are stable by the GPU's clock.
     """
     begin, calls, size, group_s = time.perf_counter(), 0, 1, GROUP_NS / 1e9
     groups: list[float] = []
+    least_budgets = _BUDGET_FACTOR if device == "cuda" else 1
     while min_calls:
         group_begin = time.perf_counter()
         warm_up(fn, size, device=device)
@@ -174,7 +179,7 @@ def warm_up_until_stable(fn: Callable[[], object], *, device: str, min_calls: in
         groups = [*groups, each_s] if calls else []
         calls += size
         enough = calls >= min_calls
-        spent = time.perf_counter() - begin >= budget_s * (1 if enough else _BUDGET_FACTOR)
+        spent = time.perf_counter() - begin >= budget_s * (1 if enough else least_budgets)
         short_on_gpu = device == "cuda" and each_s < group_s
         if spent or (enough and (short_on_gpu or is_stable(groups))):
             break
@@ -184,10 +189,13 @@ def warm_up_until_stable(fn: Callable[[], object], *, device: str, min_calls: in
     return calls
 
 
-def warm_up(fn: Callable[[], object], n: int, *, device: str) -> None:
-    """Call ``fn`` ``n`` times and synchronise the device."""
+def warm_up(fn: Callable[[], object], n: int, *, device: str, budget_s: float = math.inf) -> None:
+    """Call ``fn`` ``n`` times, or until ``budget_s`` are over, and synchronise the device."""
+    begin = time.perf_counter()
     for _ in range(n):
         fn()
+        if time.perf_counter() - begin >= budget_s:
+            break
     if device == "cuda":
         import torch
 

@@ -35,9 +35,10 @@ from profpipe.runner.request import ExaminedMachine, RunRequest
 # A profiler states the seconds of a process (Python, torch, CUDA, its start and export) and of a case on a GPU
 # (``job.Traits``).
 
-#: The same on a CPU. Under plain its times scatter, so that sampling and warm-up use the whole budget (`budget_s`).
+#: The same on a CPU. Calls are long and their times scatter: sampling, warm-up and the loop without a profiler use the
+#: budget (`budget_s`) two to three times, a recorded loop with its warm-up about once.
 _CPU_PROCESS_S: Final = 4.0
-_CPU_CASE_S, _CPU_BUDGETS = 0.4, 1.6
+_CPU_CASE_S, _CPU_BUDGETS, _CPU_BUDGETS_RECORDED = 0.4, 2.5, 1.3
 #: Of profpipe itself: its start, before it knows the jobs, and plan, tables and report, for a run and for each case
 #: under a profiler. The recording of a program has some 100,000 events.
 _START_S, _REPORT_S, _READ_S, _READ_RECORDING_S = 1.5, 2.0, 0.1, 5.0
@@ -57,7 +58,8 @@ def _model(workload: Workload, profiler: str, is_on_gpu: bool) -> float:
         return find_traits(profiler).program
     if is_on_gpu:
         return find_traits(profiler).case_s
-    return _CPU_CASE_S + (_CPU_BUDGETS * workload.timing.budget_s if profiler == "plain" else 0.0)
+    budgets = _CPU_BUDGETS if profiler == "plain" else _CPU_BUDGETS_RECORDED
+    return _CPU_CASE_S + budgets * workload.timing.budget_s
 
 
 def _process_s(workload: Workload, profiler: str, is_on_gpu: bool) -> float:
@@ -265,7 +267,8 @@ def _seconds_of_cases(folder: Path) -> dict[tuple[str, str, str], tuple[str, flo
 
 def _settings(workload: Workload) -> dict[str, Any]:
     is_repeated = not workload.is_command  # `repeats` of a program are its processes
-    return workload.model_dump(mode="json", include=_SETTINGS | ({"repeats"} if is_repeated else set()))
+    names = _SETTINGS | ({"repeats"} if is_repeated else set())
+    return workload.model_dump(mode="json", include=names, exclude={"ncu": {"shapes"}})
 
 
 def _own_s(run: Manifest) -> float | None:

@@ -38,6 +38,7 @@ def plan(
     wanted: Collection[str] | None = None,
     allocated: int | None = None,
     comparisons: Mapping[str, Sequence[Sequence[str]]] = MappingProxyType({}),
+    ncu_cases: Mapping[str, Collection[str]] = MappingProxyType({}),
     secrets: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Job]:
     """Return the jobs of ``pipeline`` in the order in which they run.
@@ -49,8 +50,8 @@ def plan(
     become `skipped` rows with the reason. ``hidden`` are the values of parameters by the text in their place, and
     ``secrets`` the published texts of secrets. ``wanted`` narrows the choice to cases of these names. ``allocated`` is
     the number of nodes of the allocation in which profpipe runs; None where it runs in none. ``comparisons`` has the
-    cases that the report compares with each other, by workload, where jobs may run side by side. Raises ConfigError for
-    an unknown name.
+    cases that the report compares with each other, by workload, where jobs may run side by side. ``ncu_cases`` narrows
+    the cases under ncu. Raises ConfigError for an unknown name.
     """
     for flag, given, names in (("-w", workloads, pipeline.workloads), ("-p", profilers, {**ALL, **tools})):
         if unknown := [word for word in given if word not in names]:
@@ -68,7 +69,11 @@ def plan(
         for profiler in dict.fromkeys(profilers or workload.profilers):
             tool, folder = _check_workload(tools[profiler], workload, allocated), out / "raw" / name / profiler
             planned = []
-            for number, (group, members) in enumerate(groups, start=1):
+            counted = ncu_cases.get(name) if profiler == "ncu" else None
+            for number, (group, grouped) in enumerate(groups, start=1):
+                members = tuple(case for case in grouped if counted is None or case.id in counted)
+                if not members:
+                    continue
                 params = revealed(members[0].params, hidden)
                 launch = replace(
                     common,

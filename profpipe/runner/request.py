@@ -33,7 +33,7 @@ from profpipe.runner.slurm import queue
 REQUEST_FILE = Path("raw") / "order.json"
 
 #: The file also has the pipeline and its path. A file of an older version may lack some of these fields.
-_SAVED = ("workloads", "profilers", "reuse", "captures", "secrets", "hidden", "comparisons")
+_SAVED = ("workloads", "profilers", "reuse", "captures", "secrets", "hidden", "comparisons", "ncu_cases")
 
 #: In the folder of a run of a program from the command line.
 PIPELINE_FILE = "pipeline.yaml"
@@ -60,6 +60,8 @@ class RunRequest:
     hidden: Mapping[str, Scalar] = field(default_factory=dict)
     #: Where jobs run side by side: by workload, the groups of cases that the report compares with each other.
     comparisons: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
+    #: By workload, the cases whose kernels ncu counts, where these are not all.
+    ncu_cases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     #: Whether the pipeline file lies in the folder of the run.
     is_in_run: bool = False
     #: Settings of the saved request that this version does not know.
@@ -257,6 +259,7 @@ def plan_jobs(
         wanted=wanted,
         allocated=queue.allocated_nodes(os.environ),
         comparisons=request.comparisons,
+        ncu_cases=request.ncu_cases,
         secrets=request.secrets,
     )
 

@@ -109,8 +109,12 @@ def _ncu_note(workload: WorkloadFindings) -> str:
     wanted = dict(workload.declared.ncu.targets) if workload.declared else {}
     targets = ", ".join(f"{_target_name(name)} {at:g} %" for name, at in wanted.items())
     below = f"; a kernel misses a target below {targets}" if targets else ""
-    files = "Every kernel of every case: kernels.parquet, ncu_memory_metrics.txt, ncu_compute_metrics.txt."
-    return f"The last columns are ncu's, in % of what the hardware sustains{below}. {files}"
+    uncounted = workload.kernels.uncounted
+    every = "every counted case" if uncounted else "every case"
+    files = f"Every kernel of {every}: kernels.parquet, ncu_memory_metrics.txt, ncu_compute_metrics.txt."
+    cases = "1 case of a smaller shape" if uncounted == 1 else f"{uncounted} cases of smaller shapes"
+    more = f" {cases} not counted by ncu: --ncu-all counts them." if uncounted else ""
+    return f"The last columns are ncu's, in % of what the hardware sustains{below}. {files}{more}"
 
 
 def _target_name(target: str) -> str:

@@ -72,6 +72,7 @@ def _tasks_of(request: RunRequest, name: str, spread: Spread, compared: Compared
     workload = request.pipeline.workloads[name]
     profilers = tuple(dict.fromkeys(request.profilers or workload.profilers))
     cases = plan.cases(workload)
+    counted = request.ncu_cases.get(name, [case.id for case in cases])
     groups = compared(cases, workload)
     if spread == "comparisons":
         yield from (Task(workload=name, cases=tuple(group), profilers=profilers) for group in groups)
@@ -79,6 +80,8 @@ def _tasks_of(request: RunRequest, name: str, spread: Spread, compared: Compared
     reference = _reference(groups, cases, workload)
     for case in cases:
         for group in _apart(profilers, workload) if spread == "all" else [profilers]:
+            if group == ("ncu",) and case.id not in counted:
+                continue
             has_other = "plain" in group and case.id != reference
             yield Task(workload=name, cases=(case.id,), profilers=group, reference=reference if has_other else "")
 
