@@ -228,7 +228,8 @@ class PairsEntry:
     ``seed`` draws the order in each pair. ``gate`` is the percentage by which B may be slower. ``is_aa``: both sides
     are the same. ``spreads`` has by workload and case how far pairs of the same code lie apart on this machine, as a
     ratio minus 1, where earlier A-A runs measured it. ``captures`` is the number of pairs in which ``profiler`` records
-    the kernels of both sides. ``more`` is the largest number of further pairs for a case that is undecided. ``longer``
+    the kernels of both sides; ``captures_all``: of every case, as the command line says. Else they are recorded of cases
+    that are faster or slower. ``more`` is the largest number of further pairs for a case that is undecided. ``longer``
     are the workloads whose first pairs scattered: their later pairs are longer and alone count. ``pairs`` counts both.
     """
 
@@ -241,6 +242,8 @@ class PairsEntry:
     is_aa: bool = False
     spreads: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     captures: int = 0
+    #: Older versions recorded every case.
+    captures_all: bool = True
     profiler: str = ""
     #: Set where ``captures`` is 0.
     no_captures: NoCaptures | None = None

@@ -255,7 +255,8 @@ class Session:
         ab = self.manifest.ab
         if ab is None:
             return [job for job in self.plan() if not self._is_done(job)]
-        counts = [("plain", ab.pairs), (ab.profiler, ab.captures)] if not self.manifest.jobs else []
+        captures = ab.captures if ab.captures_all else 0
+        counts = [("plain", ab.pairs), (ab.profiler, captures)] if not self.manifest.jobs else []
         requests = [(replace(self.request, profilers=(profiler,)), 2 * n) for profiler, n in counts if n]
         return [job for request, n in requests for job in plan_jobs(request, self.machine, self.folder) * n]
 
