@@ -95,8 +95,37 @@ def test_captures_are_processes_beside_the_timed_ones_and_name_the_kernels(proje
 
 
 @pytest.mark.slow
+def test_only_cases_that_differ_are_recorded_after_the_pairs(project):
+    slow = 'count = 20_000 * params["n"] * (5 if params["n"] == 2 and "SLOW" in os.environ else 1)'
+    text = WORKLOAD.replace('count = 20_000 * params["n"]', slow)
+    (project / "sums.py").write_text(f"import os\n{text}")
+    profpipe(project, "ab", "--b", "env:SLOW=1", "-p", "nsys", "--pairs", "8", code=0)
+    run = loaded(project)[1]
+    captures = [job for job in run.jobs if job.profiler == "nsys"]
+    # After all pairs, as many as are recorded of every case where the user asks for it.
+    assert run.jobs[-6:] == tuple(captures) and {job.cases for job in captures} == {("n=2",)}
+    assert [job.folder[-14:-7] for job in captures[::2]] == ["pair-01", "pair-02", "pair-03"]
+    assert set(kernel_rows(project)["case"]) == {"n=2"}
+    page = (project / "out" / "latest" / "SUMMARY.md").read_text()
+    assert "After the pairs nsys records the kernels of faster and slower cases, in 3 pairs" in page
+    assert "No kernel explains" not in page
+    # A case that is to be recorded later, as after further pairs, gets the next numbers.
+    manifest = project / "out" / "latest" / "run.json"
+    record = json.loads(manifest.read_text())
+    record["ab"]["captures_all"], record["ended"] = True, None
+    manifest.write_text(json.dumps(record))
+    profpipe(project, "resume", code=0)
+    data, run = loaded(project)
+    later = [job for job in run.jobs if job.profiler == "nsys"][6:]
+    assert len(later) == 6 and {job.cases for job in later} == {("n=1",)}
+    assert {job.folder[-14:-7] for job in later} == {"pair-04", "pair-05", "pair-06"}
+    calls = data.kernels.groupby(["source", "case"])["calls"].sum()
+    assert len(calls) == 12 and set(calls) == {15}
+
+
+@pytest.mark.slow
 def test_a_capture_that_fails_costs_no_verdict_and_is_not_tried_again(project):
-    profpipe(project, "ab", "--b", "env:FAILS=1", "-p", "nsys", "--pairs", "2", code=0)
+    profpipe(project, "ab", "--b", "env:FAILS=1", "-p", "nsys", "--pairs", "2", "--captures", "2", code=0)
     data, run = loaded(project)
     assert list(data.verdicts["case"]) == ["n=1", "n=2"] and set(data.verdicts["pairs"]) == {2}
     assert len([job for job in run.jobs if job.folder.endswith("B-nsys")]) == 1
@@ -113,8 +142,9 @@ def test_a_capture_that_fails_costs_no_verdict_and_is_not_tried_again(project):
 @pytest.mark.exhaustive
 def test_a_run_that_is_killed_in_a_capture_goes_on_with_it(project):
     waits = project / "go"
+    words = ["ab", "--b", f"env:WAITS={waits}", "-p", "nsys", "--pairs", "2", "--captures", "2"]
     child = subprocess.Popen(
-        [sys.executable, "-m", "profpipe", "ab", "--b", f"env:WAITS={waits}", "-p", "nsys", "--pairs", "2"],
+        [sys.executable, "-m", "profpipe", *words],
         cwd=project, env=variables_of(project), start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
@@ -180,7 +210,7 @@ def test_a_profiler_that_is_requested_and_missing_is_an_error(project):
 def test_a_real_nsys_without_a_gpu_records_no_kernels_and_costs_no_verdict(project, nsys):
     (project.parent / "bin" / "nsys").unlink()
     path = os.pathsep.join([str(nsys.parent), os.environ["PATH"]])
-    profpipe(project, "ab", "--b", "env:X=1", "-p", "nsys", "--pairs", "1", PATH=path, code=0)
+    profpipe(project, "ab", "--b", "env:X=1", "-p", "nsys", "--pairs", "1", "--captures", "1", PATH=path, code=0)
     data, run = loaded(project)
     assert {job.folder: str(job.status) for job in run.jobs}["raw/sums/pair-01/A-nsys"] == "ok"
     assert len(data.ranges) == 4 and data.kernels.empty
@@ -212,7 +242,7 @@ def test_torch_names_the_operators_of_a_cpu(project):
     (project / "torch_sums.py").write_text(TORCH)
     pipeline = {"version": 1, "name": "t", "workloads": {"mm": {"script": "torch_sums.py", "matrix": {"size": [64]}}}}
     (project / "pipeline.yaml").write_text(json.dumps(pipeline))
-    words = ("--b", "env:ADDS=1", "-p", "torch", "--pairs", "1")
+    words = ("--b", "env:ADDS=1", "-p", "torch", "--pairs", "1", "--captures", "1")
     profpipe(project, "ab", *words, PYTHONPATH=str(ROOT), code=0)
     rows = kernel_rows(project).set_index("kernel")
     assert (rows.loc["aten::add", "cause"], rows.loc["aten::add", "b_calls"]) == ("appeared", 1)
@@ -232,12 +262,12 @@ for _ in range(40):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_a_command_with_steps_has_the_kernels_of_its_steady_steps(project, stub_torch):
     (project / "train.py").write_text(TRAINING)
     train = {"command": [sys.executable, "train.py"], "steps": {"warmup": 5}}
     (project / "pipeline.yaml").write_text(json.dumps({"version": 1, "name": "t", "workloads": {"train": train}}))
     words = ("--a", "env:RECORDING=evals", "--b", "env:RECORDING=graphs", "-p", "nsys", "--pairs", "1")
+    words += ("--captures", "1")
     profpipe(project, "ab", *words, PYTHONPATH=os.pathsep.join([*stub_torch, str(ROOT), str(ROOT / "tests")]), code=0)
     data, run = loaded(project)
     (case,) = pairs.analyze(data, run).cases

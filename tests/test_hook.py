@@ -426,6 +426,18 @@ def test_a_program_that_catches_systemexit_is_ended_too(tmp_path):
     assert done.returncode == 0 and "trained" not in done.output and done.output.count("iteration") < 20
 
 
+@pytest.mark.parametrize(("is_chosen", "is_ended"), [(False, True), (True, False)])
+@pytest.mark.usefixtures("stub_torch")
+def test_an_end_that_nobody_asked_for_does_not_wait_for_child_processes(tmp_path, is_chosen, is_ended):
+    child = """
+import multiprocessing, time
+child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(3,))
+child.start()
+"""
+    done = run_python(tmp_path, child + LOOP, "30", steps={"stop": True, "is_stop_chosen": is_chosen})
+    assert done.returncode == 0 and ("trained" not in done.output) is is_ended
+
+
 # --- other steps -----------------------------------------------------------------------------------------------------
 
 INFERENCE = """

@@ -20,8 +20,9 @@ from profpipe.ingest import attribution, launch_tables
 from profpipe.ingest.operations import Spans
 from profpipe.job import Case, Tool
 from profpipe.profilers import ncu, nsys
+from profpipe.runner import artifacts
 
-HOOKED = {"hook": True, "steps": {"warmup": 5, "measure": 20, "stop": False, "range": None, "forward": False}}
+HOOKED = {"hook": True, "steps": {"warmup": 5, "measure": 20, "stop": None, "range": None, "forward": False}}
 
 
 def job_of(profiler, **options):
@@ -167,6 +168,57 @@ def test_a_run_without_steps_says_why(tmp_path):
     log = (tmp_path / "out/latest/raw/loop/plain/log.txt").read_text(encoding="utf-8")
     assert "profpipe: no step was recorded: no process imported torch. A loop in Python can call" in log
     assert "an NVTX range in each step, which --step-range REGEX names." in log and "Mark the steps" not in log
+
+
+@pytest.mark.slow
+def test_a_program_ends_after_its_steps_under_torch_and_nsys_where_plain_ran_it_whole(tmp_path, nsys_on_path):
+    (tmp_path / "train.py").write_text(LOOP, encoding="utf-8")
+    options = ("run", "--warmup-steps", "2", "--measure-steps", "4")
+    program = ("--", sys.executable, "train.py", "40")
+    profpipe(tmp_path, *options, *program, **nsys_on_path)
+    assert [ends_of(tmp_path, profiler) for profiler in ("plain", "torch", "nsys")] == [
+        (40, True), (11, False), (6, False),
+    ]  # fmt: skip
+    words = "The program ended after the recorded steps under torch and nsys, because plain ran it to its end:"
+    page = (tmp_path / "out" / "latest" / "SUMMARY.md").read_text(encoding="utf-8")
+    assert f"{words} `--no-stop`" in " ".join(page.split())
+    profpipe(tmp_path, *options, "--no-stop", "-p", "plain,torch", *program)
+    assert ends_of(tmp_path, "torch") == (40, True)
+    page = (tmp_path / "out" / "latest" / "SUMMARY.md").read_text(encoding="utf-8")
+    assert "ended after the recorded steps" not in " ".join(page.split())
+    # Without plain in the run nothing shows how the program ends.
+    profpipe(tmp_path, *options, "-p", "torch", *program)
+    assert ends_of(tmp_path, "torch") == (40, True)
+
+
+def ends_of(folder, profiler):
+    """How many iterations a program made under the profiler, and whether it came to its end."""
+    text = (folder / "out" / "latest" / "raw" / "train" / profiler / "log.txt").read_text(encoding="utf-8")
+    return text.count("iteration "), "trained" in text
+
+
+TRAINED = {"hook": "steps", "rule": "optimizer", "clock": "host", "step": [0], "start_ns": [1], "wall_ns": [1]}
+
+
+@pytest.mark.parametrize(("processes", "forward", "expected"), [
+    ([[TRAINED, {"hook": "finished", "steps": 40}]], False, True),
+    # Ranks.
+    ([[TRAINED, {"hook": "finished", "steps": 40}]] * 2, False, True),
+    # Another program follows, or works beside it.
+    ([[TRAINED, {"hook": "finished", "steps": 40}], [TRAINED, {"hook": "finished", "steps": 30}]], False, False),
+    ([[TRAINED, {"hook": "finished", "steps": 40}], [{"hook": "memory"}]], False, False),
+    # It was killed, or ended by os._exit.
+    ([[TRAINED]], False, False),
+    ([[{**TRAINED, "rule": "forward"}, {"hook": "finished", "steps": 40}]], False, False),
+    ([[{**TRAINED, "rule": "forward"}, {"hook": "finished", "steps": 40}]], True, True),
+    ([], False, False),
+])  # fmt: skip
+def test_only_processes_with_equal_steps_end_after_them(tmp_path, processes, forward, expected):
+    job = job_of("plain", steps={**HOOKED["steps"], "forward": forward}).move_to(tmp_path)
+    for number, lines in enumerate(processes):
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (tmp_path / f"hook.{job.stem}.{number}.jsonl").write_text(text, encoding="utf-8")
+    assert artifacts.makes_equal_steps(job) is expected
 
 
 @pytest.mark.slow

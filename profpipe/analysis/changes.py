@@ -51,6 +51,10 @@ class MetricChange:
         return self.judgement.verdict if self.judgement else None
 
     @property
+    def has_difference(self) -> bool:
+        return self.verdict in (Verdict.FASTER, Verdict.SLOWER)
+
+    @property
     def ratio(self) -> float:
         """B / A; NaN where it is not known, and where a process failed."""
         if self.judgement:

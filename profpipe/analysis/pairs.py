@@ -59,10 +59,10 @@ class PairFindings:
 
     @property
     def unexplained(self) -> tuple[Change, ...]:
-        """The cases with a verdict that no capture explains, although none of their captures failed."""
+        """The faster and slower cases that no capture explains, although none of their captures failed."""
         failed = {(row.workload, row.case) for row in self.failed_captures}
-        judged = (case for case in self.cases if case.judgement and not case.kernels)
-        return tuple(case for case in judged if case.key not in failed)
+        changed = (case for case in self.cases if case.has_difference and not case.kernels)
+        return tuple(case for case in changed if case.key not in failed)
 
 
 def analyze(data: Tables, run: Manifest) -> PairFindings:
@@ -95,7 +95,7 @@ def choose_again(data: Tables, run: Manifest, block: PairBlock) -> set[Key]:
     ``PairBlock.GATE``: the first block fails the gate. ``PairBlock.FURTHER``: the earlier blocks leave the case
     undecided, and so do the further pairs that were judged so far. Such a case is not measured for the gate. With a
     gate, a case that passes it needs no further pairs. ``PairBlock.FIRST``: the first pairs scatter by more than the
-    gate can bear.
+    gate can bear. ``PairBlock.CAPTURES``: the case is faster or slower, or the user wants captures of every case.
     """
     assert run.ab is not None
     if block is PairBlock.FIRST:
@@ -109,6 +109,9 @@ def choose_again(data: Tables, run: Manifest, block: PairBlock) -> set[Key]:
             if run.ab.gate is not None and judge_time(case, run.ab.gate) is Gate.FAILED
         }
         return failing - _find_undecided(first, run.ab) if run.ab.more else failing
+    if block is PairBlock.CAPTURES:
+        judged_cases = _find_measured(data, run.ab).values()
+        return {case.key for case in judged_cases if run.ab.captures_all or case.has_difference}
     open_cases = _find_undecided(_select_pairs(data, pair_blocks.first_further(run.ab) - 1), run.ab)
     cases = _find_measured(data, run.ab)
     return {key for key in open_cases & cases.keys() if not _is_decided_by_further_pairs(cases[key])}
@@ -233,7 +236,7 @@ def _judge_metric(
         for number, pair in sorted(pairs.items())
         if len(pair) == 2 and not pair_blocks.is_trial(number, workload, settings)
     )
-    first, gate, further = (blocks.get(block, []) for block in PairBlock)
+    first, gate, further = (blocks.get(block, []) for block in (PairBlock.FIRST, PairBlock.GATE, PairBlock.FURTHER))
     floor = max(verdict.LEAST_FLOOR, settings.spreads.get(workload, {}).get(case, 0.0))
     # One process that crashed makes the times of the others doubtful, and one that was skipped does not.
     is_doubtful = bool(failure and failure.status in schema.FAILED)

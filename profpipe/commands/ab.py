@@ -54,9 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--captures",
         type=arguments.count,
-        default=_CAPTURES,
         metavar="N",
-        help=f"record the kernels of both sides in the first N pairs (default: {_CAPTURES}); 0: no captures",
+        help=f"record the kernels of every case in N pairs (default: in {_CAPTURES}, of faster and slower cases);"
+        " 0: no captures",
     )
     parser.add_argument(
         "-p", "--profiler", choices=["nsys", "torch", "none"],
@@ -128,7 +128,7 @@ def _program_loader(args: argparse.Namespace, *both: Sequence[Spec]) -> Callable
     for option, value, default in (
         ("--pairs", args.pairs, _PAIRS),
         ("--more", args.more, 0),
-        ("--captures", args.captures, _CAPTURES),
+        ("--captures", args.captures, None),
         ("-p", args.profiler, None),
         ("--gate", args.gate, None),
         ("--inconclusive", args.inconclusive, None),
@@ -229,9 +229,10 @@ def _settings(args: argparse.Namespace, both: tuple[PairSide, PairSide]) -> Pair
         args.gate,
         Undecided(args.inconclusive) if args.inconclusive else Undecided.REPORT,
         args.aa,
-        captures=min(args.captures, args.pairs),
+        captures=min(_CAPTURES if args.captures is None else args.captures, args.pairs),
+        captures_all=args.captures is not None,
         profiler=args.profiler or "",
-        no_captures=NoCaptures.NOT_REQUESTED if not args.captures or args.profiler == "none" else None,
+        no_captures=NoCaptures.NOT_REQUESTED if args.captures == 0 or args.profiler == "none" else None,
         more=args.more,
     )
 

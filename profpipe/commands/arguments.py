@@ -171,6 +171,7 @@ _OF_PROGRAMS: Final = {
     "step_range": "steps: {range: REGEX}",
     "forward": "steps: {forward: true}",
     "stop": "steps: {stop: true}",
+    "no_stop": "steps: {stop: false}",
     "capture": "capture: {after_s: 60, for_s: 5}",
     "clean_env": "clean_env: true",
 }
@@ -206,7 +207,10 @@ def add_pipeline(parser: argparse.ArgumentParser, command: str, set_where: str =
     group.add_argument("--forward", action="store_true", help=text)
     text = "record FOR seconds that begin AFTER seconds after the start, and then end the program, such as a server"
     group.add_argument("--capture", type=span, metavar="AFTER:FOR", help=text)
-    group.add_argument("--stop", action="store_true", help="end the program after these steps, with exit code 0")
+    stops = group.add_mutually_exclusive_group()
+    stops.add_argument("--stop", action="store_true", help="end the program after these steps, with exit code 0")
+    text = "run it to its end under torch and nsys too (default: they end it after these steps, if plain ran it whole)"
+    stops.add_argument("--no-stop", action="store_true", help=text)
 
 
 def add_more(parser: argparse.ArgumentParser, default: int | None) -> None:
@@ -284,7 +288,7 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
     steps = {
         "warmup": args.warmup_steps,
         "measure": args.measure_steps,
-        "stop": args.stop or None,
+        "stop": True if args.stop else False if args.no_stop else None,
         "range": args.step_range,
         "forward": args.forward or None,
     }

@@ -96,7 +96,11 @@ class Steps(StrictModel):
     measure: int = Field(
         20, ge=1, description="steps that profilers record after the warm-up (ncu: one); plain times all steps"
     )
-    stop: bool = Field(False, description="end the program after these steps, with exit code 0")
+    stop: bool | None = Field(
+        None,
+        description="end the program after these steps, with exit code 0; null: under torch and nsys, if plain ran it"
+        " to its end",
+    )
     range: Regex | None = Field(
         None, description="name of a range that the program opens once in each step, as a regular expression"
     )
@@ -109,6 +113,7 @@ class ChosenSteps(Steps):
     stride: int = Field(1, description="steps of the optimizer that are an iteration")
     offset: int = Field(0, description="number of the first of them")
     module: str = Field("", description="module whose calls are the steps")
+    is_stop_chosen: bool = Field(False, description="the user does not ask for the end after the steps")
 
     @classmethod
     def of(cls, steps: Steps, **changed: Any) -> ChosenSteps:

@@ -302,6 +302,8 @@ class TorchTrace(StepCapture):
             self._others = torch_profiler.Others(given, record, self._is_own, self._make_room)
 
     def is_complete(self, number: int) -> bool:
+        if self.settings.is_stop_chosen and self._others is not None and self._others.is_wanted:
+            return False  # the program has not written its own trace, which is the capture
         # The FLOPs are counted in a step after the trace.
         return number >= self._last + (not self.settings.is_collected)
 

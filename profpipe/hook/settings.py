@@ -28,6 +28,8 @@ class HookSettings:
         # ncu replays a kernel many times, so one step is enough, and all that a user wants to wait for.
         self.measure = 1 if self.profiler == "ncu" else int(steps["measure"])
         self.stop = bool(steps["stop"])
+        #: Whether profpipe chose to end the program, which the user did not ask for.
+        self.is_stop_chosen = bool(steps.get("is_stop_chosen"))
         self.forward = bool(steps["forward"])
         #: The module whose calls are the steps, where plain has shown it.
         self.module = str(steps.get("module") or "")

@@ -229,8 +229,15 @@ class ProcessSteps:
         self._capture.end(number)
         # An evaluation before a training is no reason to stop it.
         is_asked_for = self._settings.stop and (self.rule != "forward" or self._settings.forward)
-        if is_asked_for and self._capture.is_complete(number):
+        if is_asked_for and self._capture.is_complete(number) and not self._has_children():
             self._stops = 1
+
+    def _has_children(self) -> bool:
+        """Return True if the end of the program would wait for child processes, which the user did not ask for."""
+        library = sys.modules.get("multiprocessing")
+        if library is None or not self._settings.is_stop_chosen or settings.local_size() > 1:
+            return False  # ranks must all end at the same step
+        return any(not child.daemon for child in library.active_children())
 
     def _discard(self) -> None:
         self._capture.discard()

@@ -66,7 +66,7 @@ class Others:
     ) -> None:
         self._settings, self._record = given, record
         self._is_own, self._make_room = is_own, make_room
-        self._is_wanted = self._is_over = False
+        self.is_wanted = self._is_over = False
         #: The profiler whose trace is neither written nor dropped, and the one that profpipe wrote.
         self._stopped: Any = None
         self._written: Any = None
@@ -83,7 +83,7 @@ class Others:
 
     def want(self) -> None:
         """Take the program's trace in place of profpipe's."""
-        self._is_wanted = True
+        self.is_wanted = True
         self._record.note(_NOT_USED)
 
     def finish(self) -> None:
@@ -107,7 +107,7 @@ class Others:
         with open(path, "rb") as trace, (open if _is_zipped(path) else gzip.open)(partial, "wb") as copy:
             shutil.copyfileobj(trace, copy)
         os.replace(partial, os.path.join(self._settings.folder, name))
-        self._is_wanted, self._stopped = False, None
+        self.is_wanted, self._stopped = False, None
         self._record.note(_TAKEN)
 
     def _guard(self, act: Callable[[], None]) -> None:
@@ -131,7 +131,7 @@ class Others:
     def _stopping(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(profiler: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(profiler, *args, **kwargs)
-            if self._is_wanted and not self._is_own(profiler) and getattr(profiler, "kineto_results", None) is not None:
+            if self.is_wanted and not self._is_own(profiler) and getattr(profiler, "kineto_results", None) is not None:
                 self._stopped = profiler
                 if self._is_over:  # profpipe ends the program, whose profiler was still on
                     self._guard(self._write)
@@ -147,7 +147,7 @@ class Others:
                     shutil.copyfileobj(trace, copy)
                 return None
             result = original(profiler, path, *args, **kwargs)
-            if self._is_wanted and not self._is_own(profiler):
+            if self.is_wanted and not self._is_own(profiler):
                 self._guard(lambda: self._take(os.fspath(path)))
             return result
 

@@ -164,6 +164,8 @@ class JobEntry:
     lane: str | None = None
     #: The span that profpipe chose to record of a program without steps, ``after_s`` and ``for_s``. None for others.
     span: Mapping[str, float] | None = None
+    #: Whether profpipe ended the program after the steps to record, because plain had run it to its end.
+    ended_early: bool = False
 
 
 @dataclass(frozen=True)
@@ -228,8 +230,9 @@ class PairsEntry:
     ``seed`` draws the order in each pair. ``gate`` is the percentage by which B may be slower. ``is_aa``: both sides
     are the same. ``spreads`` has by workload and case how far pairs of the same code lie apart on this machine, as a
     ratio minus 1, where earlier A-A runs measured it. ``captures`` is the number of pairs in which ``profiler`` records
-    the kernels of both sides. ``more`` is the largest number of further pairs for a case that is undecided. ``longer``
-    are the workloads whose first pairs scattered: their later pairs are longer and alone count. ``pairs`` counts both.
+    the kernels of both sides; ``captures_all``: of every case, else of faster and slower ones. ``more`` is the largest
+    number of further pairs for a case that is undecided. ``longer`` are the workloads whose first pairs scattered:
+    their later pairs are longer and alone count. ``pairs`` counts both.
     """
 
     a: SideEntry = SideEntry()
@@ -241,6 +244,8 @@ class PairsEntry:
     is_aa: bool = False
     spreads: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     captures: int = 0
+    #: Older versions recorded every case.
+    captures_all: bool = True
     profiler: str = ""
     #: Set where ``captures`` is 0.
     no_captures: NoCaptures | None = None

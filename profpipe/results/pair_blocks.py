@@ -16,6 +16,8 @@ class PairBlock(Enum):
     FIRST = "first"
     GATE = "gate"
     FURTHER = "further"
+    #: Pairs of processes under a profiler, after all others. They have the numbers of the first pairs.
+    CAPTURES = "captures"
 
 
 #: The first number of further pairs after which a case is judged: below it the test cannot reject at the level used.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from profpipe.config.settings import ChosenSteps
 from profpipe.job import Job, Missing, Span
 from profpipe.profilers import find_traits
 from profpipe.runner import artifacts
@@ -14,12 +15,17 @@ _WHOLE_S = 60.0
 _MOST_S = 30.0
 
 
-def adapt(job: Job, plain: Job, failure: str, seconds: float) -> Job:
+#: These profilers record nothing after the chosen steps.
+_OF_STEPS = ("torch", "nsys")
+
+
+def adapt(job: Job, plain: Job, failure: str, seconds: float, ended_well: bool = False) -> Job:
     """Return ``job``, a command under a profiler, as the same command under ``plain`` requires it.
 
-    ``failure`` says how the command failed under plain. It would fail as well under the others, after as long. Where no
-    process imports torch there is no hook to wait for. Where no optimizer stepped, calls of the model are the steps.
-    A program without steps, which took ``seconds`` under plain, is recorded whole, or for a span in its middle.
+    ``failure`` says how the command failed under plain, where it did not end well. It would fail as well under the
+    others, after as long. Where no process imports torch there is no hook to wait for. Where no optimizer stepped,
+    calls of the model are the steps. A program without steps, which took ``seconds`` under plain, is recorded whole, or
+    for a span in its middle.
     """
     if failure:
         remedy = "Mend it, then start a new run."
@@ -30,10 +36,19 @@ def adapt(job: Job, plain: Job, failure: str, seconds: float) -> Job:
     if artifacts.imports_no_torch(plain):
         return _bounded(_remove_hook(job, "the program imports no torch"), seconds)
     if (steps := artifacts.steps_of_calls(plain, job.profiler)) is not None:
-        return job.change_settings(steps=steps)
-    if job.is_hooked and not job.settings.collect and not artifacts.has_steps(plain):
+        job = job.change_settings(steps=steps)
+    elif job.is_hooked and not job.settings.collect and not artifacts.has_steps(plain):
         return _bounded(job, seconds)
-    return job
+    return _end_after_steps(job, plain) if ended_well else job
+
+
+def _end_after_steps(job: Job, plain: Job) -> Job:
+    """Return ``job`` so that its program, which plain ran to its end, ends after the steps where nothing is lost."""
+    given, launch = plain.settings, job.launch
+    is_possible = given.steps.stop is None and job.profiler in _OF_STEPS and launch.nodes * launch.tasks_per_node == 1
+    if not is_possible or not job.is_hooked or given.collect or not artifacts.makes_equal_steps(plain):
+        return job
+    return job.change_settings(steps=ChosenSteps.of(job.settings.steps, stop=True, is_stop_chosen=True))
 
 
 def _bounded(job: Job, seconds: float) -> Job:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -279,6 +280,27 @@ def steps_of_calls(job: Job, profiler: str) -> ChosenSteps | None:
     first = next((first + ranges.CALLS_BEFORE_STEPS for first in firsts if is_settled[first]), steps.warmup)
     module = calls.read(texts[whole[0].first]).module
     return ChosenSteps.of(steps, forward=True, module=module, warmup=first, measure=measure)
+
+
+def makes_equal_steps(job: Job) -> bool:
+    """Return True if all processes with a record ended after the same number of steps, which they marked or trained.
+
+    Calls of a model are such steps only where the user asked for them. ``job`` ran under plain.
+    """
+    ends = set[tuple[Any, ...]]()
+    for path in job.records:
+        lines = event_lines.read(path, "hook")[0]
+        rules = {line["rule"] for line in lines if line["hook"] == "steps"}
+        ends.add((*rules, *(line["steps"] for line in lines if line["hook"] == "finished")))
+    rules = {"marker", "optimizer", *(["forward"] if job.settings.steps.forward else [])}
+    return len(ends) == 1 and all(len(end) == 2 and end[0] in rules for end in ends)
+
+
+def is_ended_early(job: Job) -> bool:
+    """Return True if the hook ended the program after its steps, because profpipe chose it."""
+    steps = job.settings.steps
+    lines = (line for path in job.records for line in event_lines.read(path, "hook")[0])
+    return isinstance(steps, ChosenSteps) and steps.is_stop_chosen and any(line.get("stopped") for line in lines)
 
 
 #: So many iterations are recorded at least.

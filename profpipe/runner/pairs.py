@@ -5,9 +5,9 @@ Every process is a job with a label, ``pair 3 A``, in ``raw/<workload>/pair-03/A
 on with the process that was missing. The tables hold one row of ``time`` for each case, pair and side, with the label
 as subject. The verdicts are made from these rows by the command above.
 
-After the timed processes of each of the first pairs, a process of each side runs under a profiler, in
-``raw/<workload>/pair-03/A-nsys``. The tables `kernels` and `ranges` hold the rows of these captures by their file.
-Their times are never compared with those of the timed processes.
+After all pairs, processes of each side record the cases that are faster or slower under a profiler, as many as there
+are captures, in ``raw/<workload>/pair-03/A-nsys``. The tables `kernels` and `ranges` hold the rows of these captures by
+their file. Their times are never compared with those of the timed processes.
 
 After the first block, further blocks measure some of the cases again: those that would fail a gate, and those that are
 undecided. A process of a further pair visits each case several times, and its time is the mean of the visits' medians.
@@ -17,6 +17,7 @@ all samples: single slow visits do not move it.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -153,6 +154,8 @@ class Pairs:
                 listener.message(message)
                 self._run_block(range(count + 1, 2 * count + 1), again, listener)
             self._run_further(listener)
+            if self.settings.captures:
+                self._run_captures({*self._choose(PairBlock.CAPTURES)}, listener)
         finally:
             checkout.remove(self._folder)
 
@@ -171,6 +174,28 @@ class Pairs:
             listener.message(f"measuring what is undecided, in {what}: {_shown(undecided)}")
             self._run_block(pairs, undecided, listener)
             done = look
+
+    def _run_captures(self, wanted: set[Key], listener: ProgressListener) -> None:
+        """Record the kernels of the cases, as many times as there are captures.
+
+        Cases that further pairs have decided since earlier captures get the numbers after those.
+        """
+        count, profiler = self.settings.captures, self.settings.profiler
+        for begin in itertools.count(1, count):
+            pairs = range(begin, begin + count)
+            recorded = {case for pair in pairs for case in self._recorded_cases(f"/pair-{pair:02d}/", profiler)}
+            if chosen := wanted & recorded if recorded else wanted:
+                listener.message(f"recording kernels under {profiler} in {count} pairs: {_shown(chosen)}")
+                self._run_block(pairs, chosen, listener, profiler)
+            if not (wanted := wanted - chosen):
+                return
+
+    def _recorded_cases(self, place: str, profiler: str) -> Iterator[Key]:
+        """Yield the cases with a process under the profiler in the folder of a pair."""
+        for entry in self._session.manifest.jobs:
+            if entry.profiler == profiler and place in entry.folder:
+                both = self._joined.get(entry.workload, ())
+                yield from ((entry.workload, name) for name, a, b in both if {a.id, b.id} & {*entry.cases})
 
     # --- planning ----------------------------------------------------------------------------------------------------
 
@@ -235,24 +260,21 @@ class Pairs:
 
     # --- running -----------------------------------------------------------------------------------------------------
 
-    def _run_block(self, pairs: range, wanted: Collection[Key] | None, listener: ProgressListener) -> None:
-        """Run the pairs, of the cases ``wanted`` or of all, and the captures of the first block."""
-        timed, with_captures = self._side_jobs(), pairs[: self.settings.captures] if wanted is None else ()
-        captured = self._side_jobs(self.settings.profiler) if with_captures else timed
-        total = len(pairs) * sum(map(len, timed)) + len(with_captures) * sum(map(len, captured))
-        number = 1
+    def _run_block(
+        self, pairs: range, wanted: Collection[Key] | None, listener: ProgressListener, profiler: str = "plain"
+    ) -> None:
+        """Run the pairs, of the cases ``wanted`` or of all."""
+        planned = self._side_jobs(profiler)
+        total, number = len(pairs) * sum(map(len, planned)), 1
         for pair in pairs:
             if pair == pair_blocks.TRIAL + 1:
-                self._choose_length(timed[0], listener)
-            long = {job.workload for job in timed[0] if pair_blocks.is_long(pair, job.workload, self.settings)}
-            a, b = ([_add_visits(job) if job.workload in long else job for job in side] for side in timed)
-            timed_jobs = a, b
-            following = [*self._jobs_of_pair(pair + 1, *timed, wanted)] if pair + 1 in pairs else []
-            for jobs in (timed_jobs, captured) if pair in with_captures else (timed_jobs,):
-                # The jobs of a capture are chosen when the timed processes of the pair have ended.
-                chosen = list(self._jobs_of_pair(pair, *jobs, wanted))
-                self._session.run_jobs(chosen, listener, (number, total), following)
-                number += sum(map(len, jobs))
+                self._choose_length(planned[0], listener)
+            long = {job.workload for job in planned[0] if pair_blocks.is_long(pair, job.workload, self.settings)}
+            long = long if profiler == "plain" else set()
+            a, b = ([_add_visits(job) if job.workload in long else job for job in side] for side in planned)
+            following = [*self._jobs_of_pair(pair + 1, *planned, wanted)] if pair + 1 in pairs else []
+            self._session.run_jobs(list(self._jobs_of_pair(pair, a, b, wanted)), listener, (number, total), following)
+            number += sum(map(len, planned))
 
     def _choose_length(self, jobs: Sequence[Job], listener: ProgressListener) -> None:
         """Make the later pairs of a workload longer where its first pairs scatter, and add pairs for these.

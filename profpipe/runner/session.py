@@ -255,7 +255,8 @@ class Session:
         ab = self.manifest.ab
         if ab is None:
             return [job for job in self.plan() if not self._is_done(job)]
-        counts = [("plain", ab.pairs), (ab.profiler, ab.captures)] if not self.manifest.jobs else []
+        captures = ab.captures if ab.captures_all else 0
+        counts = [("plain", ab.pairs), (ab.profiler, captures)] if not self.manifest.jobs else []
         requests = [(replace(self.request, profilers=(profiler,)), 2 * n) for profiler, n in counts if n]
         return [job for request, n in requests for job in plan_jobs(request, self.machine, self.folder) * n]
 
@@ -405,7 +406,8 @@ class Session:
             return job
         plain = replace(job.move_to(self.folder / ran[-1].folder), profiler="plain")
         failure = ran[-1].reason if ran[-1].cause is Cause.EXIT else ""
-        return after_plain.adapt(job, plain, failure, ran[-1].seconds)
+        ended_well = ran[-1].cause is Cause.NONE and ran[-1].returncode == 0
+        return after_plain.adapt(job, plain, failure, ran[-1].seconds, ended_well)
 
     def _reuse(self, jobs: Iterable[Job], keys: Mapping[Path, str]) -> None:
         """Link the files of jobs that an earlier run has done into this run, where the executor finds them.
@@ -512,6 +514,7 @@ class Session:
             reused_from=job_cache.read_origin(job.folder),
             devices=tuple(manifest.parse(manifest.DeviceEntry, device) for device in devices),
             peaks=None if peaks == self.manifest.machine.peaks else peaks,
+            ended_early=artifacts.is_ended_early(job),
             rank_nodes=job_tables.read_rank_nodes(job.records) or None if job.launch.nodes > 1 else None,
         )
         families = job_tables.expected_families(job.log)

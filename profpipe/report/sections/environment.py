@@ -14,7 +14,7 @@ from profpipe.analysis.findings import Findings, Unattributed
 from profpipe.analysis.grouping import grouped
 from profpipe.job import Status, as_text, count_cases
 from profpipe.report import document as doc
-from profpipe.report.labels import add_workload, duration, is_on_cpu, names
+from profpipe.report.labels import add_workload, duration, fill, is_on_cpu, names
 from profpipe.report.text import write_text
 from profpipe.report.units import number, percent, size_unit, time_unit
 from profpipe.results import folders
@@ -352,6 +352,11 @@ def commands(run: Manifest) -> doc.Section:
     if "--" in run.command:
         how = (": its first line is the command.",) if run.ab else (": ", doc.Code("profpipe run pipeline.yaml"), ".")
         blocks.append(doc.Paragraph((doc.Code("pipeline.yaml"), " in the folder of this run repeats it", *how)))
+    if early := dict.fromkeys(job.profiler for job in run.jobs if job.ended_early):
+        words = "The program ended after the recorded steps under {}, because plain ran it to its end: {}"
+        words += " runs it to its end under all."
+        option = "--no-stop" if "--" in run.command else "steps: {stop: false}"
+        blocks.append(doc.Paragraph(fill(words, doc.join([*early], last=" and "), doc.Code(option))))
     return doc.Section("commands", "How to repeat it", (*blocks, *jobs(run.jobs)))
 
 

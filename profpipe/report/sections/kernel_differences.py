@@ -137,10 +137,17 @@ def capture_facts(settings: PairsEntry) -> Iterator[doc.Text]:
     if settings.no_captures:
         yield from filter(None, [_NO_CAPTURES.get(settings.no_captures)])
     elif settings.captures:
-        yield (
-            f"{settings.profiler} recorded the kernels of both sides in {plural(settings.captures, 'pair')}, in"
-            " separate processes that are not timed."
-        )
+        if settings.captures_all:
+            yield (
+                f"{settings.profiler} recorded the kernels of both sides in {plural(settings.captures, 'pair')}, in"
+                " separate processes that are not timed."
+            )
+        else:
+            yield (
+                f"After the pairs {settings.profiler} records the kernels of faster and slower cases, in"
+                f" {plural(settings.captures, 'pair')} of separate processes. Whether kernels vary between processes is"
+                f" judged for these only; `--captures {settings.captures}` records every case."
+            )
 
 
 def variation(case: Change) -> doc.Text:

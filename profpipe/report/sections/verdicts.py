@@ -170,9 +170,10 @@ def _kernel_facts(findings: PairFindings) -> Iterator[doc.Text]:
         yield fill(words, doc.Code(case.name), variation(case))
     if len(varying) > _MOST_NAMED:
         yield f"{plural(len(varying) - _MOST_NAMED, 'further case')} with the flag {Flag.KERNELS_VARY}."
-    if without := findings.unexplained:
+    without = [case for case in findings.unexplained if findings.is_complete]
+    if without:
         yield fill("No kernel explains {}: their captures show none of an iteration or a step.", _named(without))
-    changed = [case for case in findings.cases if case.verdict in _CHANGED]
+    changed = [case for case in findings.cases if case.has_difference]
     explained = [(case, line) for case in sorted(changed, key=_rank) if (line := explain(case))]
     for case, line in explained[:_MOST_EXPLAINED]:
         yield fill("{} is {}, {}.", doc.Code(case.name), str(case.verdict), line)
