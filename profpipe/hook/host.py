@@ -50,7 +50,7 @@ class _Places:
         paths = sysconfig.get_paths()
         self._libraries = tuple({paths["purelib"] + os.sep, paths["platlib"] + os.sep})
         own = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        self._below = ("<frozen", paths["stdlib"] + os.sep, own + os.sep)
+        self._below = (paths["stdlib"] + os.sep, own + os.sep)
 
     def number(self, frame: Optional[types.FrameType]) -> Tuple[int, bool]:
         """Return the number of the place of ``frame``, and whether a call of ``backward()`` lies in between."""
@@ -75,6 +75,8 @@ class _Places:
         return number, is_backward
 
     def _find_owner(self, path: str) -> int:
+        if path.startswith("<") or f"{os.sep}torchinductor_" in path:
+            return _BELOW  # generated code
         for folder in self._libraries:
             if path.startswith(folder):
                 return _BELOW if path[len(folder) :].startswith(("torch" + os.sep, "triton" + os.sep)) else _LIBRARY
