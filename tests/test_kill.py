@@ -248,7 +248,7 @@ def cases_by_event(run):
 #: are read while the next case runs.
 @pytest.mark.parametrize(
     ("profiler", "count"),
-    [("plain", 2), *(pytest.param(name, 5, marks=pytest.mark.exhaustive) for name in ("plain", "nsys"))],
+    [("plain", 4), *(pytest.param(name, 5, marks=pytest.mark.exhaustive) for name in ("plain", "nsys"))],
 )
 def test_a_run_whose_jobs_overlap_is_killed_without_loss_repetition_or_a_process_that_is_left(server, profiler, count):
     pipeline = PIPELINE.replace("profilers: [plain, nsys]", f"profilers: [{profiler}]\n    isolate: true")
