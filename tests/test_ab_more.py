@@ -300,7 +300,7 @@ def test_a_finished_run_gets_further_pairs_of_its_undecided_cases_with_several_v
     # The time of a process is the mean of the medians of its visits.
     events = run / "raw" / "naps" / f"pair-{begin:02d}" / "A" / "job.jsonl"
     measured = rounds.load_earlier_rounds(events, {"n=1"})["n=1"]["time"]
-    mean = statistics.fmean(statistics.median(visit.values_ns) for visit in measured.values())
+    mean = statistics.fmean(statistics.median(values_ns) for values_ns, _ in measured.values())
     rows = data.metrics[(data.metrics["subject"] == f"pair {begin} A") & (data.metrics["case"] == "n=1")]
     assert len(measured) == pair_blocks.VISITS and list(rows["value"]) == pytest.approx([mean])
     again = forked.run(project, "resume", "out/latest", "--more", "10", env=environment())
