@@ -190,6 +190,48 @@ def test_the_parts_always_add_up_to_the_idle_time(seed: int) -> None:
     assert idle == pytest.approx((gaps[1] - gaps[0]).sum() / MS / 2)
 
 
+def test_a_wait_of_a_thread_that_launches_nothing_delays_no_launch() -> None:
+    begin = 1_000_000_000
+    waits = [["checkpoint", begin, begin + 40 * MS, 8, 0, ""], ["garbage collection", begin, begin + 10 * MS, 8, 1, ""]]
+    parts = divided(placed(content(waits=waits)), spans((0, 40)))
+    assert {cause.partition(" > ")[0] for _, cause in parts} == {"garbage collection", "host code"}
+
+
+def test_steps_on_contradicting_clocks_say_nothing() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "hook.capture.9.host.json").write_text(json.dumps(content()), encoding="utf-8")
+        read = host.read(Path(folder), 9)
+    assert read is not None
+    assert host.place(read, np.array([3, 4]), np.array([0, 400 * MS]), Spans.none()) is None
+
+
+GONE = """
+import os, tempfile, torch
+folder = tempfile.mkdtemp()
+os.chdir(folder)
+os.rmdir(folder)
+net = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(net.parameters(), 0.01)
+batches = torch.utils.data.DataLoader(torch.ones(40, 8), batch_size=1)
+for batch in batches:
+    net(batch).sum().backward()
+    optimizer.step()
+    torch._dynamo.reset()
+    torch.save(net.state_dict(), os.devnull)
+print("trained")
+"""
+
+
+@pytest.mark.slow
+def test_the_recording_never_fails_the_program(tmp_path: Path) -> None:
+    """Its folder is removed, and it resets what the hook has registered."""
+    (tmp_path / "train.py").write_text(GONE, encoding="utf-8")
+    profpipe(tmp_path, "run", "-q", "-p", "torch", "--", sys.executable, "train.py")
+    (log,) = (tmp_path / "out" / "latest").resolve().glob("raw/*/torch/log.txt")
+    assert log.read_text(encoding="utf-8").splitlines()[-1] == "trained"
+    assert "hook failed" not in (tmp_path / "out" / "latest" / "SUMMARY.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"pid": 9', '{"pid": 8}', '{"pid": 9}', '{"pid": 9, "steps": 3}'])
 def test_a_file_that_cannot_be_read_says_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "hook.capture.9.host.json").write_text(text, encoding="utf-8")

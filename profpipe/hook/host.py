@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import json
 import os
 import sys
@@ -44,35 +45,45 @@ class _Places:
     """
 
     def __init__(self) -> None:
-        self.names: List[str] = []
+        #: By number. Threads that meet a place at once may leave a number without a name.
+        self.names: Dict[int, str] = {}
         self._numbers: Dict[Any, int] = {}
-        self._owners: Dict[types.CodeType, int] = {}
+        self._counter = itertools.count()
+        self._owners: Dict[str, int] = {}
         paths = sysconfig.get_paths()
         self._libraries = tuple({paths["purelib"] + os.sep, paths["platlib"] + os.sep})
         own = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         self._below = (paths["stdlib"] + os.sep, own + os.sep)
+        try:
+            self._folder = os.getcwd() + os.sep
+        except OSError:  # the program has removed it
+            self._folder = ""
 
     def number(self, frame: Optional[types.FrameType]) -> Tuple[int, bool]:
         """Return the number of the place of ``frame``, and whether a call of ``backward()`` lies in between."""
         library: Any = None
         is_backward = False
         while frame is not None:
-            code = frame.f_code
-            owner = self._owners.get(code)
+            # Not the code itself: a hash of it takes long, and some constants have none.
+            path = frame.f_code.co_filename
+            owner = self._owners.get(path)
             if owner is None:
-                owner = self._owners[code] = self._find_owner(code.co_filename)
+                owner = self._owners[path] = self._find_owner(path)
             if owner == _PROGRAM:
                 break
             if owner == _LIBRARY and library is None:
-                library = code, frame.f_lineno
-            is_backward = is_backward or code.co_name == _BACKWARD
+                library = path, frame.f_lineno
+            is_backward = is_backward or frame.f_code.co_name == _BACKWARD
             frame = frame.f_back
-        key = library, frame and (frame.f_code, frame.f_lineno)
+        key = library, frame and (frame.f_code.co_filename, frame.f_lineno)
         number = self._numbers.get(key)
         if number is None:
-            number = self._numbers[key] = len(self.names)
-            self.names.append(" > ".join(self._name(*at) for at in key[::-1] if at))
+            number = self._numbers.setdefault(key, next(self._counter))
+            self.names[number] = " > ".join(self._name(*at) for at in key[::-1] if at)
         return number, is_backward
+
+    def list_names(self) -> List[str]:
+        return [self.names.get(number, "") for number in range(max(self.names, default=-1) + 1)]
 
     def _find_owner(self, path: str) -> int:
         if path.startswith("<") or f"{os.sep}torchinductor_" in path:
@@ -84,13 +95,11 @@ class _Places:
             return _BELOW if f"-packages{os.sep}torch{os.sep}" in path else _LIBRARY
         return _BELOW if path.startswith(self._below) else _PROGRAM
 
-    def _name(self, code: types.CodeType, line: int) -> str:
-        path = code.co_filename
-        for folder in self._libraries:
-            if path.startswith(folder):
+    def _name(self, path: str, line: int) -> str:
+        for folder in (*self._libraries, self._folder):
+            if folder and path.startswith(folder):
                 return f"{path[len(folder) :]}:{line}"
-        # A file of the program is named as people name it, from the folder in which it was started.
-        return f"{os.path.relpath(path) if path.startswith(os.getcwd() + os.sep) else os.path.basename(path)}:{line}"
+        return f"{os.path.basename(path)}:{line}"
 
 
 # --- recording -------------------------------------------------------------------------------------------------------
@@ -129,75 +138,98 @@ class Host:
         """Forget what was recorded: the numbers of the steps begin again."""
         for rows in (self._steps, self._samples, self._waits):
             rows.clear()
+        if self._ended.is_set():
+            self._ended = threading.Event()
+            self._guard(lambda: os.remove(self._path))
 
-    def _guard(self, act: Callable[[], None]) -> None:
+    def _guard(self, act: Callable[[], object]) -> None:
         try:
             act()
         except Exception as error:  # the program must go on
             self._record.error(error, "host")
 
+    @property
+    def _path(self) -> str:
+        return self._settings.path(f"{self._settings.place}{os.getpid()}.host.json")
+
     def _begin(self) -> None:
         self._is_on = True
         self._switch_s = sys.getswitchinterval()
         sys.setswitchinterval(min(_SWITCH_S, self._switch_s))
+        os.register_at_fork(after_in_child=self._leave)
         self._watch()
-        self._thread = threading.Thread(target=self._sample, name="profpipe-host", daemon=True)
+        self._thread = threading.Thread(target=self._guard, args=(self._sample,), name="profpipe-host", daemon=True)
         self._thread.start()
+
+    def _leave(self) -> None:
+        """Take back what was changed in this process, or in a copy of it, which has no such thread."""
+        if not self._undo:
+            return
+        self._is_on = False
+        # The program may have chosen another one meanwhile.
+        if abs(sys.getswitchinterval() - _SWITCH_S) < _SWITCH_S / 10:
+            sys.setswitchinterval(self._switch_s)
+        for undo in self._undo:
+            self._guard(undo)
+        self._undo = []
 
     def _finish(self) -> None:
         self._ended.set()
-        sys.setswitchinterval(self._switch_s)
-        for undo in self._undo:
-            undo()
+        self._leave()
         if self._thread is not None:
             self._thread.join(1.0)
-        path = self._settings.path(f"{self._settings.place}{os.getpid()}.host.json")
         samples, steps = list(self._samples), list(self._steps)
         names = ("time_ns", "thread", "place", "is_backward")
         content = {
             "pid": os.getpid(),
             "main_thread": threading.main_thread().native_id,
             "steps": {"step": [row[0] for row in steps], "time_ns": [row[1] for row in steps]},
-            "places": self._places.names,
             "samples": {name: [row[column] for row in samples] for column, name in enumerate(names)},
             "waits": [list(row) for row in self._waits],
+            "places": self._places.list_names(),
         }
+        path = self._path
         with open(f"{path}.partial", "w", encoding="utf-8") as file:
-            json.dump(content, file)
+            file.write(json.dumps(content))
         os.replace(f"{path}.partial", path)
 
     # --- samples -----------------------------------------------------------------------------------------------------
 
     def _sample(self) -> None:
-        own = threading.get_ident()
-        while not self._ended.wait(_PERIOD_S) and len(self._samples) < _MOST_SAMPLES:
+        own, ended = threading.get_ident(), self._ended
+        while not ended.wait(_PERIOD_S) and len(self._samples) < _MOST_SAMPLES:
             now = time.perf_counter_ns()
             threads = {thread.ident: thread.native_id for thread in threading.enumerate()}
+            frame: Optional[types.FrameType]
             for ident, frame in sys._current_frames().items():
                 if ident != own:
                     place, is_backward = self._places.number(frame)
                     self._samples.append((now, threads.get(ident) or 0, place, is_backward))
+            # A frame that is kept during the wait would keep the variables of its function.
+            frame = None
 
     # --- waits that have a name --------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        torch = sys.modules.get("torch")
         loader = sys.modules.get("torch.utils.data.dataloader")
         if loader is not None:
             kind = loader._BaseDataLoaderIter
             self._wrap(kind, "__next__", "DataLoader", lambda iterator, *_: f"{iterator._num_workers} workers")
-        for owner, function in ((torch, "save"), (sys.modules.get("safetensors.torch"), "save_file")):
-            if owner is not None:
+        # Not torch.save, which a program may pickle and torch.compile may trace.
+        serialization = sys.modules.get("torch.serialization")
+        writers = [(serialization, "_save"), (serialization, "_legacy_save")]
+        for owner, function in [*writers, (sys.modules.get("safetensors.torch"), "save_file")]:
+            if hasattr(owner, function):
                 self._wrap(owner, function, "checkpoint")
         gc.callbacks.append(self._collecting)
-        self._undo.append(lambda: gc.callbacks.remove(self._collecting))
+        self._undo.append(lambda: _remove(gc.callbacks, self._collecting))
         callbacks = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
         if callbacks is not None:
             begin, end = self._opened("compilation"), self._closed("compilation")
             callbacks.register_start_callback(begin)
             callbacks.register_end_callback(end)
-            self._undo.append(lambda: callbacks.remove_start_callback(begin))
-            self._undo.append(lambda: callbacks.remove_end_callback(end))
+            self._undo.append(lambda: _remove(callbacks.start_callbacks, begin))
+            self._undo.append(lambda: _remove(callbacks.end_callbacks, end))
 
     def _wrap(self, owner: Any, name: str, kind: str, detail: Callable[..., str] = lambda *_: "") -> None:
         original = getattr(owner, name)
@@ -208,10 +240,15 @@ class Host:
             try:
                 return original(*args, **kwargs)
             finally:
-                self._add(kind, begin, detail(*args))
+                end = time.perf_counter_ns()
+                self._guard(lambda: self._add(kind, begin, end, detail(*args)))
+
+        def undo() -> None:
+            if getattr(owner, name) is call:
+                setattr(owner, name, original)
 
         setattr(owner, name, call)
-        self._undo.append(lambda: setattr(owner, name, original))
+        self._undo.append(undo)
 
     def _opened(self, kind: str) -> Callable[..., None]:
         def begin(*_: Any) -> None:
@@ -221,19 +258,28 @@ class Host:
 
     def _closed(self, kind: str) -> Callable[..., None]:
         def end(*_: Any) -> None:
-            since = self._since.pop(kind, None)
+            now, since = time.perf_counter_ns(), self._since.pop(kind, None)
             if since is not None:
-                self._add(kind, since)
+                self._guard(lambda: self._add(kind, since, now))
 
         return end
 
     def _collecting(self, phase: str, info: Dict[str, int]) -> None:
         if phase == "start":
             self._since["garbage collection"] = time.perf_counter_ns()
-        elif "garbage collection" in self._since:
-            self._add("garbage collection", self._since.pop("garbage collection"), f"generation {info['generation']}")
+        else:
+            now, since = time.perf_counter_ns(), self._since.pop("garbage collection", None)
+            if since is not None:
+                detail = f"generation {info['generation']}"
+                self._guard(lambda: self._add("garbage collection", since, now, detail))
 
-    def _add(self, kind: str, begin: int, detail: str = "") -> None:
+    def _add(self, kind: str, begin: int, end: int, detail: str = "") -> None:
         if self._is_on and len(self._waits) < _MOST_WAITS:
             place, _ = self._places.number(sys._getframe(1))
-            self._waits.append((kind, begin, time.perf_counter_ns(), threading.get_native_id(), place, detail))
+            self._waits.append((kind, begin, end, threading.get_native_id(), place, detail))
+
+
+def _remove(members: List[Any], member: Any) -> None:
+    """Remove a member that the program may have removed already."""
+    if member in members:
+        members.remove(member)

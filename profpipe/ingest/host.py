@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -28,21 +28,27 @@ import numpy as np
 
 from profpipe.ingest.groupby import Bools, Int64s, Ints, Union, count_up_to
 from profpipe.ingest.operations import Spans
-from profpipe.results import schema
+from profpipe.results import atomic, schema
 
 #: A gap from this length on is no launch that follows another one: PyTorch launches an operator in 5 to 50 us, and a
 #: profiler makes that a few times as long.
 _LONG_NS: Final = 300_000
 #: Bytes of a file of the hook that are read: one of an hour has 40 MB.
 _MOST_BYTES: Final = 256_000_000
+#: It holds the interpreter's lock, in whichever thread it runs.
+_OF_ALL_THREADS: Final = "garbage collection"
 #: The range that torch.profiler records round each batch of a data loader.
 _LOADING: Final = re.compile(r"enumerate\(DataLoader\)|DataLoader\S*\.__next__")
 #: Half the time between two samples. A sample stands for so much time before and after it. One that came late, since a
 #: thread kept the interpreter's lock, stands for the delay too.
 _HALF_NS: Final = 2_500_000
-#: The columns of ``samples``, and characters of a place.
+#: The columns of ``samples``, and characters of a place or name.
 _SAMPLE: Final = ("time_ns", "thread", "place", "is_backward")
-_LONGEST_PLACE: Final = 300
+_LONGEST: Final = 300
+#: The hook names a few waits, with numbers of workers.
+_MOST_NAMES: Final = 200
+#: The clock of the process leads to that of the recording by one offset, to so many ns in most of the steps.
+_NEAR_NS: Final = 2_000_000
 #: Causes of a device that have a row by their place; the others are together in one of their name.
 _ELSEWHERE: Final = "other lines"
 _MOST_CAUSES: Final = 40
@@ -68,13 +74,13 @@ class Host:
 
 def read(folder: Path, pid: int) -> dict[str, Any] | None:
     """Return the file of the start-up hook in ``folder`` for the process ``pid``; None where there is none to use."""
-    paths = sorted(folder.glob(f"hook.*{pid}.host.json")) if pid >= 0 else []
-    if len(paths) != 1 or not paths[0].is_file() or paths[0].stat().st_size > _MOST_BYTES:
-        return None
+    paths = sorted(folder.glob(f"hook.*.{pid}.host.json")) if pid >= 0 else []
     try:
-        content = json.loads(paths[0].read_text(encoding="utf-8"))
+        if len(paths) != 1 or paths[0].is_symlink() or paths[0].stat().st_size > _MOST_BYTES:
+            return None
+        content = json.loads(atomic.read_regular(paths[0]))
         return _check(content) if content["pid"] == pid else None
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, OSError):
         return None
 
 
@@ -82,28 +88,44 @@ def _check(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content with arrays of numbers. Raises an error of its type or value where it has another form."""
     steps = {name: np.array(content["steps"][name], dtype=np.int64) for name in ("step", "time_ns")}
     samples = {name: np.array(content["samples"][name], dtype=np.int64) for name in _SAMPLE}
-    places = tuple(str(text)[:_LONGEST_PLACE] for text in content["places"])
-    waits = [(str(name), *map(int, numbers), str(detail)) for name, *numbers, detail in content["waits"]]
+    places = tuple(str(text)[:_LONGEST] for text in content["places"])
+    waits = [
+        (str(name)[:_LONGEST], int(begin), int(end), int(thread), int(place), str(detail)[:_LONGEST])
+        for name, begin, end, thread, place, detail in content["waits"]
+    ]
     at = [*samples["place"].tolist(), *(wait[4] for wait in waits)]
-    lengths = {len(column) for column in samples.values()}, {len(column) for column in steps.values()}
-    if any(len(found) != 1 for found in lengths) or any(not 0 <= number < len(places) for number in at):
+    columns = [list(samples.values()), list(steps.values())]
+    is_even = all({column.shape for column in group} == {(len(group[0]),)} for group in columns)
+    if not is_even or any(not 0 <= number < len(places) for number in at):
         raise ValueError("columns of other lengths, or a place that is not there")
-    return {**content, "steps": steps, "samples": samples, "places": places, "waits": waits}
+    if len({(wait[0], wait[5]) for wait in waits}) > _MOST_NAMES:
+        raise ValueError("more names of waits than the hook gives")
+    main = int(content["main_thread"])
+    return {**content, "steps": steps, "samples": samples, "places": places, "waits": waits, "main_thread": main}
 
 
-def place(content: Mapping[str, Any], step: Ints, begin: Int64s, calls: Spans) -> Host | None:
+def place(
+    content: Mapping[str, Any], step: Ints, begin: Int64s, calls: Spans, launching: Collection[int] = ()
+) -> Host | None:
     """Return what ``content`` says, on the clock on which the steps ``step`` begin at ``begin``.
 
-    ``calls`` are those in which the host waited for the GPU, of the same process. None where no step has a partner.
+    ``calls`` are those in which the host waited for the GPU, of the same process, and ``launching`` the threads that
+    launch, beside the main one: what another one waits for delays no launch. None where no step has a partner, or the
+    clocks of the steps contradict each other.
     """
     number, time_ns = content["steps"]["step"], content["steps"]["time_ns"]
     _, mine, theirs = np.intersect1d(step, number, return_indices=True)
     if not len(mine):
         return None
-    offset = int(np.median(begin[mine] - time_ns[theirs]))
+    offsets = begin[mine] - time_ns[theirs]
+    offset = int(np.median(offsets))
+    if np.median(np.abs(offsets - offset)) > _NEAR_NS:
+        return None
     names: dict[str, int] = {}
     spans: list[tuple[int, int, int, int]] = []
-    for name, start, end, _, at, detail in content["waits"]:
+    for name, start, end, thread, at, detail in content["waits"]:
+        if thread not in (content["main_thread"], *launching) and name != _OF_ALL_THREADS:
+            continue
         text = f"{name} ({detail})" if detail else str(name)
         spans.append((start + offset, end + offset, names.setdefault(text, len(names)), at))
     samples = _by_thread(content, offset)
@@ -218,8 +240,11 @@ def causes(
         yield {**of, "metric": schema.WAIT_IDLE, "value": idle / steps, "n": int(counts.get(key, 0))}
         if (hidden := whole_ns.get(key, 0.0) - idle) > 0:
             yield {**of, "metric": schema.WAIT_HIDDEN, "value": hidden / steps, "n": int(counts.get(key, 0))}
+    rest_ns: dict[int, float] = {}
+    for key in keys[_MOST_CAUSES:]:
+        rest_ns[key[0]] = rest_ns.get(key[0], 0.0) + idle_ns.get(key, 0.0)
     for number, text in enumerate(names):
-        if others := sum(idle_ns.get(key, 0.0) for key in keys[_MOST_CAUSES:] if key[0] == number):
+        if others := rest_ns.get(number):
             elsewhere = schema.PATH_SEPARATOR.join([text, _ELSEWHERE])
             yield {"subject": elsewhere, "unit": "ns", "metric": schema.WAIT_IDLE, "value": others / steps, "n": 0}
 

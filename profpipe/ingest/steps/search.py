@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
@@ -100,7 +100,9 @@ def find(
         window = excerpt.choose_step(mine, origin, window)
         shown.add(accounts.line, window, **place)
         step_figures += [{**figure, **place} for figure in figures.measure_device(operations, accounts, mine, origin)]
-        seen = _see_host(ranges, shown.waits(process), process, pids, read_host)
+        _, launching = operations.read_calls(accounts.line.rows)
+        threads = set(np.unique(launching).tolist())
+        seen = _see_host(ranges, shown.waits(process), process, pids, read_host, threads)
         causes = _causes(operations, accounts, mine, shown.waiting(process), seen, origin)
         step_figures += [{**figure, **place} for figure in causes]
     for (process, device), line in whole:
@@ -128,6 +130,7 @@ def _see_host(
     process: int,
     pids: Callable[[Int64s], Any] | None,
     read_host: Callable[[int], Mapping[str, Any] | None] | None,
+    launching: Collection[int] = (),
 ) -> Host | None:
     """Return what the start-up hook saw of a process whose steps it marked, else what the ranges say of waits."""
     if pids is None or read_host is None:
@@ -139,7 +142,7 @@ def _see_host(
     content = read_host(int(pids(np.array([process]))[0])) if len(rows) else None
     if content is None:
         return host.read_ranges(ranges, waits, process)
-    return host.place(content, numbers[ranges.name[rows]], ranges.start[rows], waits)
+    return host.place(content, numbers[ranges.name[rows]], ranges.start[rows], waits, launching)
 
 
 def _causes(

@@ -14,6 +14,8 @@ from profpipe.results.schema import HOST_CODE, LAUNCHING, OPERATORS, SYNCHRONISI
 
 #: A cause has a sentence from this share of a step on, and is in the headline from this one on; so many have one.
 _LEAST_SHARE, _LEADING_SHARE, _MOST_SENTENCES = 0.03, 0.1, 3
+#: A larger gain is none that a step can have.
+_MOST_GAIN = 20.0
 #: Rows of the table, and lines of a cause in a sentence and in a row. Below this share of a step a cause has no row.
 _MOST_ROWS, _MOST_PLACES, _LEAST_ROW = 10, 2, 0.002
 
@@ -21,7 +23,11 @@ _MOST_ROWS, _MOST_PLACES, _LEAST_ROW = 10, 2, 0.002
 _NAMES: Mapping[str, str] = {
     SYNCHRONISING: "calls that wait for the GPU",
     LAUNCHING: "launches",
-    HOST_CODE: "work of the host",
+    HOST_CODE: "host code",
+    "DataLoader": "the DataLoader",
+    "garbage collection": "the garbage collection",
+    "compilation": "a compilation",
+    "checkpoint": "a checkpoint",
     OPERATORS: "operators",
 }
 _DEEDS: Mapping[str, str] = {
@@ -50,7 +56,7 @@ def _name(wait: Wait) -> doc.Text:
     places = [doc.Code(place) for place, _ in wait.places[:_MOST_PLACES]]
     what = _NAMES.get(wait.name, wait.name)
     about: list[doc.Text] = [wait.detail, *places] if wait.detail else [*places]
-    return fill(f"{what} ({{}})", doc.join(about, last=", ")) if about else what
+    return fill("{} ({})", what, doc.join(about, last=", ")) if about else what
 
 
 def headline(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
@@ -74,12 +80,15 @@ def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
     case_steps, waits, step_ns = listed
     large = [wait for wait in waits if wait.idle_ns >= _LEAST_SHARE * step_ns and wait.name in _DEEDS]
     for wait in large[:_MOST_SENTENCES]:
-        gain = fill(", {} at most without it", ratio(step_ns / max(step_ns - wait.idle_ns, 1.0)))
+        without = "without them" if wait.name in (LAUNCHING, SYNCHRONISING) else "without it"
+        gain = step_ns / max(step_ns - wait.idle_ns, 1.0)
         yield fill(
-            f"{capitalise(_NAMES.get(wait.name, wait.name))}: {{}} of a step{{}}{{}}{{}}. {_DEEDS[wait.name]}",
+            f"{{}}: {{}} of a step{{}}{{}}{{}}. {_DEEDS[wait.name]}",
+            capitalise(_NAMES[wait.name].removeprefix("the ").removeprefix("a ")),
             duration(wait.idle_ns, step_unit([step_ns])),
             _count_launches(case_steps) if wait.name == LAUNCHING else "",
-            gain,
+            # Without a cause that is nearly the whole step, another one is the step.
+            fill(f", {{}} at most {without}", ratio(gain)) if gain < _MOST_GAIN else "",
             _write_places(wait, step_unit([step_ns])),
         )
 
