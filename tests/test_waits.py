@@ -105,7 +105,7 @@ def content(**more: object) -> dict[str, object]:
     times = [1_000_000_000 + i * 5 * MS for i in range(41)]
     samples = {"time_ns": times, "thread": [7] * 41, "place": [i % 2 for i in range(41)], "is_backward": [False] * 41}
     steps = {"step": [3, 4], "time_ns": [1_000_000_000, 1_100_000_000]}
-    return {"pid": 9, "main_thread": 7, "steps": steps, "places": ["a.py:1", "b.py:2"], "samples": samples,
+    return {"pid": 9, "step_thread": 7, "steps": steps, "places": ["a.py:1", "b.py:2"], "samples": samples,
             "waits": [], **more}  # fmt: skip
 
 
@@ -209,14 +209,13 @@ GONE = """
 import os, tempfile, torch
 folder = tempfile.mkdtemp()
 os.chdir(folder)
-os.rmdir(folder)
 net = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(net.parameters(), 0.01)
+os.rmdir(folder)
 batches = torch.utils.data.DataLoader(torch.ones(40, 8), batch_size=1)
 for batch in batches:
     net(batch).sum().backward()
     optimizer.step()
-    torch._dynamo.reset()
     torch.save(net.state_dict(), os.devnull)
 print("trained")
 """
@@ -258,7 +257,7 @@ def test_the_ranges_of_a_recording_say_how_long_the_gpu_waits_for_a_loader(tmp_p
     trace = tmp_path / "trace.json"
     trace.write_text(json.dumps({"schemaVersion": 1, "deviceProperties": [], "traceEvents": events}), "utf-8")
     shown = " ".join(profpipe(tmp_path, "ingest", "trace.json", "--out", "read").split())
-    assert "For 6.00 ms of it the GPU waits for DataLoader." in shown
+    assert "For 6.00 ms of it the GPU waits for the DataLoader." in shown
     assert "DataLoader: 6.00 ms of a step, 2.50x at most without it. Load ahead: more workers" in shown
     metrics, steps = (pd.read_parquet(tmp_path / "read" / f"{name}.parquet") for name in ("metrics", "steps"))
     idle = metrics.loc[metrics["metric"] == "step_wait_idle", "value"].sum()
@@ -267,3 +266,36 @@ def test_the_ranges_of_a_recording_say_how_long_the_gpu_waits_for_a_loader(tmp_p
     assert idle == pytest.approx(
         steady[["idle_launch_ns", "idle_blocked_ns"]].astype(float).sum(axis=1).mean(), rel=1e-3
     )
+
+
+def test_a_sample_inside_a_wait_or_an_operator_stands_for_no_code_outside() -> None:
+    """The thread is at a.py:1 in every wait or operator of 9 of 10 ms, and at b.py:2 outside."""
+    given = content()
+    samples = given["samples"]
+    assert isinstance(samples, dict)
+    samples["time_ns"] = [1_000_000_000 + i * 3 * MS for i in range(70)]
+    inside = [(at - 1_000_000_000) % (10 * MS) < 9 * MS for at in samples["time_ns"]]
+    samples["place"] = [0 if is_inside else 1 for is_inside in inside]
+    samples["thread"], samples["is_backward"] = [7] * 70, [False] * 70
+    assert not all(inside)
+    busy = [(i * 10, i * 10 + 9) for i in range(21)]
+    step = spans((0, 100), (100, 200))
+    parts = divided(placed(given), step, operators=Union(*spans(*busy)))
+    assert parts == {("step_wait_idle", "operators > a.py:1"): 90, ("step_wait_idle", "host code > b.py:2"): 10}
+    waits = [["load", 1_000_000_000 + a * MS, 1_000_000_000 + b * MS, 7, 0, ""] for a, b in busy]
+    parts = divided(placed({**given, "waits": waits}), step)
+    assert parts == {("step_wait_idle", "load > a.py:1"): 90, ("step_wait_idle", "host code > b.py:2"): 10}
+
+
+def test_code_that_no_file_of_the_program_holds_has_the_line_that_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    from profpipe.hook.host import _Places
+
+    found: dict[str, str] = {}
+    for path, module in (("<string>", "lib"), ("/tmp/torchinductor_me/kw/ckw7.py", "torch._inductor.x"), ("p.py", "p")):
+        names = {"__name__": module, "sys": sys}
+        exec(compile("def call():\n    return sys._getframe()\n", path, "exec"), names)
+        places = _Places()
+        places.number(names["call"]())  # type: ignore[operator]
+        found[module] = places.list_names()[0].partition(":")[0].rpartition("/")[2]
+    assert found == {"lib": "test_waits.py", "torch._inductor.x": "test_waits.py", "p": "p.py"}

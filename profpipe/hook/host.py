@@ -1,6 +1,7 @@
 """What the host does during the recorded steps: waits that have a name, and samples of the Python line of each thread.
 
-It is recorded in jobs that are profiled anyway, never in one without a profiler. A thread wakes 200 times a second. It
+It is recorded in jobs that are profiled anyway, never in one without a profiler. A thread wakes 200 times a second, at
+random intervals: at a constant one it would see every step of 5 ms, or of a tenth of a second, at the same lines. It
 may get the interpreter's lock late, so a sample stands for the time since the one before it, and the switch interval of
 the process is short meanwhile: a count of samples would give pure Python a sixth of its share.
 
@@ -15,6 +16,7 @@ import gc
 import itertools
 import json
 import os
+import random
 import sys
 import sysconfig
 import threading
@@ -25,7 +27,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from profpipe.hook.record import HookRecord
 from profpipe.hook.settings import HookSettings
 
-#: Seconds between two samples, and for which a thread may keep the interpreter's lock.
+#: Seconds between two samples in the mean, and for which a thread may keep the interpreter's lock.
 _PERIOD_S, _SWITCH_S = 0.005, 1e-4
 #: A recording of hours needs no more of either.
 _MOST_SAMPLES, _MOST_WAITS = 1_000_000, 200_000
@@ -68,7 +70,7 @@ class _Places:
             path = frame.f_code.co_filename
             owner = self._owners.get(path)
             if owner is None:
-                owner = self._owners[path] = self._find_owner(path)
+                owner = self._owners[path] = self._find_owner(path, frame.f_globals.get("__name__"))
             if owner == _PROGRAM:
                 break
             if owner == _LIBRARY and library is None:
@@ -85,9 +87,13 @@ class _Places:
     def list_names(self) -> List[str]:
         return [self.names.get(number, "") for number in range(max(self.names, default=-1) + 1)]
 
-    def _find_owner(self, path: str) -> int:
-        if path.startswith("<") or f"{os.sep}torchinductor_" in path:
-            return _BELOW  # generated code
+    def _find_owner(self, path: str, module: Any) -> int:
+        # Code that torch.compile and Triton wrote is of their modules, and lies in a folder of temporary files. Other
+        # code without a file was made by a library, such as a method of a dataclass, but for `python -c`.
+        if str(module).startswith(("torch.", "triton.")):
+            return _BELOW
+        if path.startswith("<") and path != "<stdin>" and not (path == "<string>" and sys.argv[:1] == ["-c"]):
+            return _BELOW
         for folder in self._libraries:
             if path.startswith(folder):
                 return _BELOW if path[len(folder) :].startswith(("torch" + os.sep, "triton" + os.sep)) else _LIBRARY
@@ -117,6 +123,7 @@ class Host:
         self._samples: List[Tuple[int, int, int, bool]] = []
         self._waits: List[Tuple[str, int, int, int, int, str]] = []
         self._thread: Optional[threading.Thread] = None
+        self._step_thread = 0
         self._switch_s = 0.0
         self._undo: List[Callable[[], None]] = []
         self._since: Dict[str, int] = {}
@@ -126,6 +133,7 @@ class Host:
         if self._settings.warmup <= number <= self._settings.last + 1 and not self._ended.is_set():
             if not self._is_on:
                 self._guard(self._begin)
+            self._step_thread = threading.get_native_id()
             self._steps.append((number, time.perf_counter_ns()))
 
     def end(self) -> None:
@@ -182,7 +190,7 @@ class Host:
         names = ("time_ns", "thread", "place", "is_backward")
         content = {
             "pid": os.getpid(),
-            "main_thread": threading.main_thread().native_id,
+            "step_thread": self._step_thread,
             "steps": {"step": [row[0] for row in steps], "time_ns": [row[1] for row in steps]},
             "samples": {name: [row[column] for row in samples] for column, name in enumerate(names)},
             "waits": [list(row) for row in self._waits],
@@ -197,7 +205,9 @@ class Host:
 
     def _sample(self) -> None:
         own, ended = threading.get_ident(), self._ended
-        while not ended.wait(_PERIOD_S) and len(self._samples) < _MOST_SAMPLES:
+        # Its own numbers: those of the program must not change.
+        chance = random.Random(0)
+        while not ended.wait(_PERIOD_S * (0.5 + chance.random())) and len(self._samples) < _MOST_SAMPLES:
             now = time.perf_counter_ns()
             threads = {thread.ident: thread.native_id for thread in threading.enumerate()}
             frame: Optional[types.FrameType]
@@ -217,7 +227,10 @@ class Host:
             self._wrap(kind, "__next__", "DataLoader", lambda iterator, *_: f"{iterator._num_workers} workers")
         # Not torch.save, which a program may pickle and torch.compile may trace.
         serialization = sys.modules.get("torch.serialization")
-        writers = [(serialization, "_save"), (serialization, "_legacy_save")]
+        # It opens the file, writes it, and flushes it as it closes it.
+        files = [getattr(serialization, f"_open_zipfile_writer_{kind}", None) for kind in ("file", "buffer")]
+        functions = ("_open_zipfile_writer", "_save", "_legacy_save")
+        writers = [*((serialization, name) for name in functions), *((file, "__exit__") for file in files)]
         for owner, function in [*writers, (sys.modules.get("safetensors.torch"), "save_file")]:
             if hasattr(owner, function):
                 self._wrap(owner, function, "checkpoint")

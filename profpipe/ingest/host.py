@@ -12,7 +12,8 @@ of the thread that waits in ``backward()`` stand for it.
 
 The file of a process, ``hook.capture.4711.host.json``, holds ``steps`` (``step``, ``time_ns``), ``places``, ``samples``
 (``time_ns``, ``thread``, ``place``, ``is_backward``), ``waits`` (name, begin, end, thread, place, detail) and
-``main_thread``. Its clock is that of the process; the begins of the steps lead to the clock of the recording.
+``step_thread``, in which the steps begin. Its clock is that of the process; the begins of the steps lead to the clock
+of the recording.
 """
 
 from __future__ import annotations
@@ -100,8 +101,8 @@ def _check(content: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError("columns of other lengths, or a place that is not there")
     if len({(wait[0], wait[5]) for wait in waits}) > _MOST_NAMES:
         raise ValueError("more names of waits than the hook gives")
-    main = int(content["main_thread"])
-    return {**content, "steps": steps, "samples": samples, "places": places, "waits": waits, "main_thread": main}
+    own = int(content["step_thread"])
+    return {**content, "steps": steps, "samples": samples, "places": places, "waits": waits, "step_thread": own}
 
 
 def place(
@@ -110,8 +111,8 @@ def place(
     """Return what ``content`` says, on the clock on which the steps ``step`` begin at ``begin``.
 
     ``calls`` are those in which the host waited for the GPU, of the same process, and ``launching`` the threads that
-    launch, beside the main one: what another one waits for delays no launch. None where no step has a partner, or the
-    clocks of the steps contradict each other.
+    launch, beside the one of the steps: what another one waits for delays no launch. None where no step has a partner,
+    or the clocks of the steps contradict each other.
     """
     number, time_ns = content["steps"]["step"], content["steps"]["time_ns"]
     _, mine, theirs = np.intersect1d(step, number, return_indices=True)
@@ -124,14 +125,14 @@ def place(
     names: dict[str, int] = {}
     spans: list[tuple[int, int, int, int]] = []
     for name, start, end, thread, at, detail in content["waits"]:
-        if thread not in (content["main_thread"], *launching) and name != _OF_ALL_THREADS:
+        if thread not in (content["step_thread"], *launching) and name != _OF_ALL_THREADS:
             continue
         text = f"{name} ({detail})" if detail else str(name)
         spans.append((start + offset, end + offset, names.setdefault(text, len(names)), at))
     samples = _by_thread(content, offset)
-    of_main = samples.get(0, (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)))
+    of_steps = samples.get(0, (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)))
     reads = names.setdefault(schema.SYNCHRONISING, len(names))
-    at_call = look_up(of_main, (calls.start + calls.end) // 2)
+    at_call = look_up(of_steps, (calls.start + calls.end) // 2)
     spans += zip(calls.start.tolist(), calls.end.tolist(), [reads] * len(at_call), at_call.tolist(), strict=True)
     return _make_host(spans, tuple(names), content["places"], samples)
 
@@ -165,9 +166,9 @@ def _by_thread(content: Mapping[str, Any], offset: int) -> dict[int, tuple[Int64
     time_ns, thread, at = given["time_ns"] + offset + _HALF_NS, given["thread"], given["place"]
     is_backward = given["is_backward"] != 0
     by_thread = {int(of): (time_ns[thread == of], at[thread == of]) for of in np.unique(thread) if of}
-    # At each time the thread inside backward(), else the main thread.
+    # At each time the thread inside backward(), else the one of the steps.
     order = np.lexsort((~is_backward, time_ns))
-    chosen = order[is_backward[order] | (thread[order] == int(content["main_thread"]))]
+    chosen = order[is_backward[order] | (thread[order] == content["step_thread"])]
     _, firsts = np.unique(time_ns[chosen], return_index=True)
     return {**by_thread, 0: (time_ns[chosen[firsts]], at[chosen[firsts]])}
 
@@ -176,6 +177,12 @@ def look_up(samples: tuple[Int64s, Ints], time_ns: Int64s) -> Ints:
     """Return the place of the sample that stands for each time; -1 after the last one."""
     times, places = samples
     return np.append(places, -1)[np.searchsorted(times, time_ns, side="left")]
+
+
+def _choose(samples: tuple[Int64s, Ints], used: Bools) -> tuple[Int64s, Ints]:
+    """Return the samples ``used``, which stand for all the time; all of them where none is."""
+    times, places = samples
+    return (np.append(times[used][:-1], times[-1]), places[used]) if used.any() else samples
 
 
 def _flatten(spans: list[tuple[int, int, int, int]]) -> Iterator[tuple[int, int, int, int]]:
@@ -226,8 +233,16 @@ def causes(
     name = np.where(is_wait, name, len(names) - np.where(is_long, 2, 1))
     of_thread = np.where(np.isin(thread, list(host.samples)), thread, 0)[gap]
     for number, samples in host.samples.items():
+        # A sample inside a wait or an operator says nothing of the code outside, and one outside nothing of these.
+        at = samples[0] - _HALF_NS
+        used = find_span(host.start, host.end, at) < 0
         mine = ~is_wait & (of_thread == number)
-        place[mine] = look_up(samples, begin[mine] + 1)
+        kinds = [(mine, used)]
+        if operators is not None:
+            is_code = find_span(operators.start, operators.end, at) < 0
+            kinds = [(mine & is_long, used & is_code), (mine & ~is_long, used & ~is_code)]
+        for rows, chosen in kinds:
+            place[rows] = look_up(_choose(samples, chosen), begin[rows] + 1)
     idle_ns = _sum_by(name, place, length)
     in_steady = find_span(*steady, host.start) >= 0
     whole_ns = _sum_by(host.name[in_steady], host.place[in_steady], (host.end - host.start)[in_steady])

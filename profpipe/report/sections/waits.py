@@ -8,7 +8,7 @@ from profpipe.analysis.findings import CaseResult, WorkloadFindings
 from profpipe.analysis.steps import CaseSteps
 from profpipe.analysis.waits import Wait, find_waits
 from profpipe.report import document as doc
-from profpipe.report.labels import capitalise, case_text, duration, fill, ratio
+from profpipe.report.labels import capitalise, case_text, duration, fill, percent, ratio
 from profpipe.report.units import Unit, step_unit
 from profpipe.results.schema import HOST_CODE, LAUNCHING, OPERATORS, SYNCHRONISING, StepState
 
@@ -34,7 +34,7 @@ _DEEDS: Mapping[str, str] = {
     "DataLoader": "Load ahead: more workers (num_workers, persistent_workers=True), pinned memory, or cheaper items.",
     SYNCHRONISING: "Read results less often: keep .item(), .cpu(), print and nonzero out of the loop.",
     LAUNCHING: "Launch less: torch.compile, CUDA graphs, or fewer and larger operators.",
-    HOST_CODE: "Move this work out of the step or into another process, or choose a cheaper operator.",
+    HOST_CODE: "Move work out of the step or to another process, or use a cheaper operator; if it waits, begin sooner.",
     "garbage collection": "Call gc.freeze() after the set-up, or gc.disable() and collect seldom.",
     "compilation": "Keep shapes constant or mark them dynamic. TORCH_LOGS=recompiles names the reason.",
     "checkpoint": "Save less often, or asynchronously (torch.distributed.checkpoint.async_save).",
@@ -68,8 +68,11 @@ def headline(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     named = [wait for wait in waits if wait.name != OPERATORS]
     if not named or named[0].idle_ns < _LEADING_SHARE * step_ns:
         return ""
-    who = "the GPU waits for" if case_steps.parts_without_profiler else "the program is in"
-    return fill(f"For {{}} of it {who} {{}}.", duration(named[0].idle_ns, step_unit([step_ns])), _name(named[0]))
+    if case_steps.parts_without_profiler is None:
+        # The time of the headline is without a profiler.
+        share = percent(named[0].idle_ns / step_ns)
+        return fill("Under the profiler {} % of a step goes into {}.", share, _name(named[0]))
+    return fill("For {} of it the GPU waits for {}.", duration(named[0].idle_ns, step_unit([step_ns])), _name(named[0]))
 
 
 def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
@@ -79,13 +82,18 @@ def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
         return
     case_steps, waits, step_ns = listed
     large = [wait for wait in waits if wait.idle_ns >= _LEAST_SHARE * step_ns and wait.name in _DEEDS]
+    advised: set[str] = set()
     for wait in large[:_MOST_SENTENCES]:
+        # Several lines of host code have one advice.
+        deed = "" if wait.name in advised else f" {_DEEDS[wait.name]}"
+        advised.add(wait.name)
         without = "without them" if wait.name in (LAUNCHING, SYNCHRONISING) else "without it"
         gain = step_ns / max(step_ns - wait.idle_ns, 1.0)
         yield fill(
-            f"{{}}: {{}} of a step{{}}{{}}{{}}. {_DEEDS[wait.name]}",
+            f"{{}}: {{}} of a step{{}}{{}}{{}}{{}}.{deed}",
             capitalise(_NAMES[wait.name].removeprefix("the ").removeprefix("a ")),
             duration(wait.idle_ns, step_unit([step_ns])),
+            "" if case_steps.parts_without_profiler else " under the profiler",
             _count_launches(case_steps) if wait.name == LAUNCHING else "",
             # Without a cause that is nearly the whole step, another one is the step.
             fill(f", {{}} at most {without}", ratio(gain)) if gain < _MOST_GAIN else "",
@@ -113,17 +121,17 @@ def waits(workload: WorkloadFindings) -> doc.Section:
             _, found, step_ns = listed
             shown = [wait for wait in found if max(wait.idle_ns, wait.hidden_ns) >= _LEAST_ROW * step_ns]
             rows += [(case, wait, step_ns, i == 0) for i, wait in enumerate(shown[:_MOST_ROWS])]
+    is_on_gpu = any(case_steps.parts_without_profiler for case_steps in workload.steps.cases)
     unit = step_unit(step_ns for _, _, step_ns, _ in rows)
     columns = [
         (doc.label("case"), lambda row: case_text(row[0]) if row[3] else ""),
         (doc.label("cause"), lambda row: row[1].cause),
         (doc.words("places", "lines"), lambda row: doc.join(map(doc.Code, _places(row[1])), last=", ")),
-        (doc.number("idle", "idle", unit), lambda row: row[1].idle_ns),
+        (doc.number("idle", "idle" if is_on_gpu else "time", unit), lambda row: row[1].idle_ns),
         (doc.percent("share", "of a step"), lambda row: row[1].idle_ns / row[2]),
         (doc.number("hidden", "hidden", unit), lambda row: row[1].hidden_ns or ""),
     ]
     table = doc.table_of("waits", rows, columns[len(workload.cases) < 2 :])
-    is_on_gpu = any(case_steps.parts_without_profiler for case_steps in workload.steps.cases)
     title = "Why the GPU waits for the host" if is_on_gpu else "What a step does"
     return doc.make_section("waits", title, [table], _NOTE if is_on_gpu else _NOTE_OF_CPU, workload.name)
 
@@ -133,11 +141,12 @@ def _places(wait: Wait) -> list[str]:
 
 
 _NOTE = (
-    "The causes divide the idle time of a mean steady step that a late launch ends. What the profiler adds is taken"
-    " from launching and code first. Hidden: the GPU had work meanwhile, so a step gains nothing without that wait."
-    " Lines are of the program, by samples of its Python stacks 200 times a second. Launching: gaps below 0.3 ms."
+    "The causes divide the time in which the GPU is idle because the next launch comes late. The profiler's own"
+    " overhead is subtracted from launching and host code first. Hidden: the GPU had work meanwhile, so a step gains"
+    " nothing without that wait. Lines are of the program, by samples of its Python stacks 200 times a second."
+    " Launching: gaps below 0.3 ms."
 )
 _NOTE_OF_CPU = (
-    "The causes divide a mean steady step under the profiler. Lines are of the program, by samples of its Python stacks"
-    " 200 times a second."
+    "The causes divide a mean steady step under the profiler, which may take longer than one without it. Lines are of"
+    " the program, by samples of its Python stacks 200 times a second: a line of few samples is an estimate."
 )
