@@ -36,7 +36,7 @@ from profpipe.results import atomic, schema
 _LONG_NS: Final = 300_000
 #: Bytes of a file of the hook that are read: one of an hour has 40 MB.
 _MOST_BYTES: Final = 256_000_000
-#: It holds the interpreter's lock, in whichever thread it runs.
+#: A collection stops all threads, whichever of them it runs in.
 _OF_ALL_THREADS: Final = "garbage collection"
 #: The range that torch.profiler records round each batch of a data loader.
 _LOADING: Final = re.compile(r"enumerate\(DataLoader\)|DataLoader\S*\.__next__")
