@@ -81,15 +81,18 @@ def main():
         print(json.dumps(serve(**json.loads(line))), flush=True)
 
 
-def serve(project, do, kill_after_s=None, kill_at_step=None):
-    """The wait status of a run, its seconds, its number of steps, and how many processes it had when it was killed."""
+def serve(project, do, kill_after_s=None, kill_at_step=None, least_processes=0):
+    """The wait status of a run, its seconds, its number of steps, and how many processes it had when it was killed.
+
+    A kill after a time comes when the run has ``least_processes`` processes.
+    """
     reader, writer = os.pipe()
     began = time.monotonic()
     pid = os.fork()
     if pid == 0:
         run_in_child(Path(project), do, kill_at_step, writer)
     os.close(writer)
-    status, processes = wait(pid, project, None if kill_after_s is None else began + kill_after_s)
+    status, processes = wait(pid, project, None if kill_after_s is None else began + kill_after_s, least_processes)
     seconds = time.monotonic() - began
     with os.fdopen(reader) as steps_file:
         counted = json.loads(steps_file.read() or "{}")
@@ -98,18 +101,18 @@ def serve(project, do, kill_after_s=None, kill_at_step=None):
     }  # fmt: skip
 
 
-def wait(pid, project, deadline):
-    processes = 0
+def wait(pid, project, deadline, least_processes):
+    processes, killed = 0, deadline is None
     while True:
-        ended, status = os.waitpid(pid, 0 if deadline is None else os.WNOHANG)
+        ended, status = os.waitpid(pid, 0 if killed else os.WNOHANG)
         if ended:
             return status, processes
-        if deadline is not None and time.monotonic() >= deadline:
+        if not killed and time.monotonic() >= deadline:
             processes = len(processes_of(project))
-            os.kill(pid, signal.SIGKILL)
-            deadline = None
-        else:
-            time.sleep(0.001)
+            if killed := processes >= least_processes:
+                os.kill(pid, signal.SIGKILL)
+                continue
+        time.sleep(0.001)
 
 
 def run_in_child(project, do, kill_at_step, writer):

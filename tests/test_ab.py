@@ -796,13 +796,14 @@ def test_a_wrong_command_line_is_refused_before_anything_runs(project, arguments
 
 @pytest.mark.slow
 def test_a_change_is_found_in_its_direction_and_fails_the_gate_after_a_second_block(project):
-    # Processes that sleep. The outputs of the step can be written, the summary cannot: that is a warning.
-    sleeps = {"command": ["sh", "-c", "sleep 0.$EXTRA # {n}"], "hook": False, "env": {"EXTRA": "05"}}
+    # Processes that sleep, long enough for a busy machine. The outputs of the step can be written, the summary cannot:
+    # that is a warning.
+    sleeps = {"command": ["sh", "-c", "sleep 0.$EXTRA # {n}"], "hook": False, "env": {"EXTRA": "1"}}
     sleeps |= {"profilers": ["plain"], "matrix": {"n": [1]}}
     (project / "pipeline.yaml").write_text(json.dumps({"version": 1, "name": "small", "workloads": {"sums": sleeps}}))
     github = {"GITHUB_OUTPUT": str(project / "outputs"), "GITHUB_STEP_SUMMARY": str(project / "no" / "summary")}
     words = ("--gate", "5", "--seed", "3", "--junit", "junit.xml", "--github")
-    done = ab(project, "--b", "env:EXTRA=1", *words, **github, code=4)
+    done = ab(project, "--b", "env:EXTRA=5", *words, **github, code=4)
     assert (project / "outputs").read_text().startswith("gate=failed\n")
     assert "profpipe: --github: GITHUB_STEP_SUMMARY: No such file or directory." in done.stderr
     assert ElementTree.parse(project / "junit.xml").getroot().find("testsuite").get("failures") == "1"
@@ -813,7 +814,7 @@ def test_a_change_is_found_in_its_direction_and_fails_the_gate_after_a_second_bl
     count = 12 if run.ab.longer else 8
     assert set(data.metrics["subject"]) == {f"pair {n} {side}" for n in range(1, 2 * count + 1) for side in "AB"}
     assert len(run.jobs) == 4 * count and run.ended
-    assert run.ab.b.specs == ("env:EXTRA=1",)
+    assert run.ab.b.specs == ("env:EXTRA=5",)
     # The order is drawn: some pairs begin with A, others with B.
     firsts = [job.folder[-1] for job in run.jobs[::2]]
     assert {"A", "B"} == set(firsts)

@@ -257,6 +257,7 @@ def test_a_run_whose_jobs_overlap_is_killed_without_loss_repetition_or_a_process
     assert answer["status"] == 0, (whole / "output.txt").read_text()
     expected, chance, overlapped, were_kept = store.load(only_run(whole))[0], random.Random(41), 0, 0
     kills = [{"kill_after_s": answer["seconds"] * (0.3 + 0.6 * chance.random())} for _ in range(count)]
+    kills[0]["least_processes"] = 2  # on a busy machine no kill may come while two jobs overlap
     kills += [{"kill_at_step": step} for step in chance.sample(range(answer["steps"] // 2, answer["steps"]), count)]
     for kill in kills:
         project = server.project(pipeline)

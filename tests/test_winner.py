@@ -139,9 +139,9 @@ ALGORITHMS = """
 import numpy, time, torch
 def build(params):
     if params["algo"] == "numpy":
-        return lambda: time.sleep(0.001)
+        return lambda: time.sleep(0.002)
     matrix = torch.ones(64, 64)
-    return lambda: (time.sleep(0.004), matrix @ matrix)
+    return lambda: (time.sleep(0.04), matrix @ matrix)
 """
 
 
@@ -151,5 +151,5 @@ def test_a_case_without_operators_is_the_fastest_whichever_profilers_run(tmp_pat
     (tmp_path / "algorithms.py").write_text(ALGORITHMS)
     matrix = "{script: algorithms, matrix: {algo: [numpy, torch]}, baseline: {algo: torch}}"
     (tmp_path / "pipeline.yaml").write_text(f"version: 1\nworkloads:\n  both: {matrix}\n")
-    printed = profpipe(tmp_path, "run", "-p", profilers, "--set", "timing.budget_s=0.3")
+    printed = profpipe(tmp_path, "run", "-p", profilers, "--set", "timing.budget_s=0.6")
     assert "algo=numpy is fastest" in " ".join(printed.split())
