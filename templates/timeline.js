@@ -3,7 +3,7 @@
 // A box is [start, duration, name, key, operations, sum of their times, launched, bytes]; times are ns.
 (() => {
   const START = 0, DURATION = 1, NAME = 2, KEY = 3, COUNT = 4, BUSY = 5, LAUNCHED = 6, BYTES = 7;
-  const HEIGHTS = { host: 18, idle: 15, stream: 26 };
+  const HEIGHTS = { program: 18, host: 18, idle: 15, stream: 26 };
   const RULER = 22, HEADING = 21, SPACE = 3, LEAST_NS = 100;
   const { remember, read, showTip, hideTip } = window.reportPage;
 
@@ -301,7 +301,7 @@
       const label = this.data.labels[box[KEY]];
       const lines = [];
       if (box[COUNT] > 1) {
-        const what = { host: "calls", idle: "gaps", stream: "operations" }[lane.kind];
+        const what = { program: "parts", host: "calls", idle: "gaps", stream: "operations" }[lane.kind];
         lines.push(`${box[COUNT]} ${what}, ${time(box[BUSY])} together, most time: ${label}`, cut(name, 300));
       } else {
         lines.push(cut(lane.kind === "host" ? `${box[KEY] === this.data.wait ? "" : "launch of "}${name}` : name || label, 400));

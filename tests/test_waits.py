@@ -157,6 +157,20 @@ def test_of_two_waits_the_inner_one_counts() -> None:
     }
 
 
+def test_the_timeline_shows_waits_and_in_between_the_lines_of_samples() -> None:
+    begin = 1_000_000_000
+    given = content(waits=[["DataLoader", begin + 10 * MS, begin + 50 * MS, 7, 0, "2 workers"]])
+    events = list(host.list_events(placed(given), 4 * MS, 57 * MS))
+    # A sample stands for the 2.5 ms before it and after it.
+    assert [((start / MS, end / MS), name, is_wait) for start, end, name, is_wait in events] == [
+        ((4, 7.5), "b.py:2", False),
+        ((7.5, 10), "a.py:1", False),
+        ((10, 50), "DataLoader (2 workers), a.py:1", True),
+        ((50, 52.5), "a.py:1", False),
+        ((52.5, 57), "b.py:2", False),
+    ]
+
+
 def test_short_gaps_are_launching_and_a_thread_without_python_has_the_place_of_the_one_that_waits_for_it() -> None:
     given = content()
     samples = given["samples"]
@@ -266,6 +280,10 @@ def test_the_ranges_of_a_recording_say_how_long_the_gpu_waits_for_a_loader(tmp_p
     assert idle == pytest.approx(
         steady[["idle_launch_ns", "idle_blocked_ns"]].astype(float).sum(axis=1).mean(), rel=1e-3
     )
+    timeline = pd.read_parquet(tmp_path / "read" / "timeline.parquet")
+    waits = timeline[timeline["kind"] == "named_wait"]
+    assert list(waits["name"]) == ["DataLoader"] and waits["duration_ns"].iloc[0] == 6_000_000
+    assert '"title":"program"' in (tmp_path / "read" / "report.html").read_text("utf-8")
 
 
 def test_a_sample_inside_a_wait_or_an_operator_stands_for_no_code_outside() -> None:

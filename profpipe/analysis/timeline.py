@@ -24,6 +24,7 @@ _LEAST_BOXES: Final = 300
 _WINDOWS: Final = (EventKind.STEP.value, EventKind.ITERATION.value, EventKind.BEGINNING.value)
 _IDLE: Final = (EventKind.IDLE_LAUNCH.value, EventKind.IDLE_BLOCKED.value, EventKind.IDLE_OTHER.value)
 _HOST: Final = (EventKind.LAUNCH.value, EventKind.WAIT.value)
+_PROGRAM: Final = (EventKind.NAMED_WAIT.value, EventKind.LINE.value)
 
 #: What identifies a step.
 _STEP: Final = ("case", "profiler", "source", "process", "device", "step")
@@ -43,6 +44,7 @@ Objects = npt.NDArray[Any]
 class LaneKind(str, Enum):
     """What a lane shows."""
 
+    PROGRAM = "program"  # the waits that have a name, and the lines of the program
     HOST = "host"  # launches and waits of a thread
     STREAM = "stream"  # operations of the GPU
     IDLE = "idle"  # the time in which nothing runs on the device
@@ -50,10 +52,9 @@ class LaneKind(str, Enum):
 
 @dataclass(frozen=True)
 class Event:
-    """An operation, a call of the host, or idle time.
+    """An operation, a call of the host, idle time, or what the program did.
 
-    ``key`` is the kernel class; of a launch, of the kernel that it launches; of a call that waits and of idle time, the
-    kind of the event. ``launched_ns`` is when the launch call of an operation began. ``count`` events were merged,
+    ``key`` is the kernel class; of a launch, of the kernel that it launches; else the kind of the event. ``launched_ns`` is when the launch call of an operation began. ``count`` events were merged,
     since they are too short to be seen; ``busy_ns`` is then the sum of their times.
     """
 
@@ -99,7 +100,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class RankTimeline:
-    """The lanes of one process and device: the threads of the host first, then idle time and streams.
+    """The lanes of one process and device: the program first, then threads of the host, idle time and streams.
 
     ``step`` is the number of the step or of the iteration. The window is the time that is shown.
     """
@@ -190,10 +191,11 @@ class _Events:
         names = ("start_ns", "duration_ns", "launched_ns", "bytes")
         start, duration, launched, size = (ordered[name].to_numpy(np.float64, na_value=np.nan) for name in names)
         kind, name, key = (ordered[column].to_numpy(object) for column in ("kind", "name", "kernel_class"))
-        lanes = {**dict.fromkeys(_HOST, LaneKind.HOST.value), **dict.fromkeys(_IDLE, LaneKind.IDLE.value)}
+        by_kind = {LaneKind.PROGRAM: _PROGRAM, LaneKind.HOST: _HOST, LaneKind.IDLE: _IDLE}
+        lanes = {kind: lane.value for lane, kinds in by_kind.items() for kind in kinds}
         lane = ordered["kind"].map({**lanes, **dict.fromkeys(KINDS, LaneKind.STREAM.value)}).to_numpy(object)
         # Launches have the colour of what they launch; waits and gaps have that of their kind.
-        key = np.where(ordered["kind"].isin([*_IDLE, EventKind.WAIT.value]), kind, key)
+        key = np.where(ordered["kind"].isin([*_IDLE, *_PROGRAM, EventKind.WAIT.value]), kind, key)
         numbers: list[Any] = []
         for column in ("thread", "stream"):
             code, values = pd.factorize(ordered[column], use_na_sentinel=False)
@@ -229,7 +231,8 @@ def _build_timeline(
     early = [_early_ns(events, rows) for rows in places]
     shifts = [ns if is_systematic and ns < duration else 0.0 for ns, is_systematic in early]
     for of_place, shift in zip(places, shifts, strict=True):
-        events.start[of_place[events.lane[of_place] != LaneKind.HOST.value]] += shift
+        is_of_host = np.isin(events.lane[of_place], [LaneKind.HOST.value, LaneKind.PROGRAM.value])
+        events.start[of_place[~is_of_host]] += shift
     duration += max(shifts)
     lanes = [list(_lanes(events, rows)) for rows in places]
     boxes = [len(rows) for of_rank in lanes for _, _, rows, _ in of_rank]
@@ -264,14 +267,16 @@ def _early_ns(events: _Events, rows: Ints) -> tuple[float, bool]:
 def _lanes(events: _Events, rows: Ints) -> Iterator[tuple[LaneKind, int | None, Ints, int]]:
     """Yield kind, number, rows and other streams of each lane.
 
-    The threads of the host come first, the one with most calls before the others, then idle time, then the streams by
-    their time.
+    What the program did comes first, then the threads of the host, the one with most calls before the others, then idle
+    time, then the streams by their time.
     """
 
     def divided(kind: LaneKind, number: Ints) -> list[tuple[int, Ints]]:
         kind_rows = rows[events.lane[rows] == kind.value]
         return [(code, kind_rows[number[kind_rows] == code]) for code in pd.unique(number[kind_rows]).tolist()]
 
+    if len(program := rows[events.lane[rows] == LaneKind.PROGRAM.value]):
+        yield LaneKind.PROGRAM, None, program, 0
     for thread, thread_rows in sorted(divided(LaneKind.HOST, events.thread), key=lambda lane: -len(lane[1])):
         yield LaneKind.HOST, events.threads[thread], thread_rows, 0
     if len(idle := rows[events.lane[rows] == LaneKind.IDLE.value]):

@@ -264,6 +264,19 @@ def causes(
             yield {"subject": elsewhere, "unit": "ns", "metric": schema.WAIT_IDLE, "value": others / steps, "n": 0}
 
 
+def list_events(host: Host, begin: int, end: int) -> Iterator[tuple[int, int, str, bool]]:
+    """Yield what the thread of the steps did from ``begin`` to ``end``: start, end, name with line, and if it waited."""
+    samples = host.samples.get(0, (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)))
+    cuts = np.unique(np.concatenate([[begin, end], host.start, host.end, samples[0]]).clip(begin, end))
+    wait, place = find_span(host.start, host.end, cuts[:-1]), look_up(samples, cuts[:-1] + 1)
+    place = np.where(wait >= 0, np.append(host.place, -1)[wait], place)
+    firsts = np.flatnonzero(np.diff(wait, prepend=-2) | np.diff(place, prepend=-2))
+    for first, until in zip(firsts, np.append(cuts[firsts[1:]], end), strict=True):
+        name = host.names[host.name[wait[first]]] if wait[first] >= 0 else ""
+        if text := ", ".join(filter(None, [name, host.places[place[first]] if place[first] >= 0 else ""])):
+            yield int(cuts[first]), int(until), text, bool(name)
+
+
 def find_span(start: Int64s, end: Int64s, time_ns: Int64s) -> Ints:
     """Return which of the ascending spans holds each time, -1 where none does."""
     at = count_up_to(start, time_ns) - 1

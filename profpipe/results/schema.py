@@ -354,6 +354,9 @@ class EventKind(str, Enum):
     IDLE_LAUNCH = "idle_launch"
     IDLE_BLOCKED = "idle_blocked"
     IDLE_OTHER = "idle_other"
+    #: What the program did meanwhile: a wait that has a name, or a line.
+    NAMED_WAIT = "named_wait"
+    LINE = "line"
 
 
 TIMELINE: Final = _table(
@@ -367,9 +370,10 @@ TIMELINE: Final = _table(
     thread       Int64   thread of a call of the host; NA if the tool does not record it
     step         Int64   number of the step, or of the iteration; NA: the beginning of a recording without them
     kind         str     kernel, memcpy, memset or graph: an operation; launch or wait: a call of the host;
-                         idle_launch, idle_blocked or idle_other: nothing runs; step, iteration or beginning: the time
-                         that is shown
-    name         str     kernel or copy; of a launch, the operation that it starts; of a wait, the call
+                         idle_launch, idle_blocked or idle_other: nothing runs; named_wait or line: what the program
+                         did; step, iteration or beginning: the time that is shown
+    name         str     kernel or copy; of a launch, the operation that it starts; of a wait, the call or its name
+                         and line
     kernel_class str     what the kernel does; of a launch, what the launched kernel does
     start_ns     Float64 start, since the window of the first rank of the file; may lie before the window
     duration_ns  Float64 duration

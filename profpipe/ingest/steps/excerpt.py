@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
@@ -9,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
+from profpipe.ingest import host
 from profpipe.ingest.groupby import Bools, Int64s, Ints, Union, groups
 from profpipe.ingest.operations import Operations, Spans, Timeline, timeline
 from profpipe.ingest.steps.accounting import gaps
@@ -114,10 +116,10 @@ class Excerpts:
         """Return when the host waited for the GPU in ``process``."""
         return self._waiting.get(process, _NEVER)
 
-    def add(self, line: Timeline, window: Window, **place: Any) -> None:
+    def add(self, line: Timeline, window: Window, seen: host.Host | None = None, **place: Any) -> None:
         """Add the operations, calls and gaps of a device in ``window``. Of too many, the window ends earlier.
 
-        ``place`` are the columns that say whose they are.
+        ``seen`` is what the program did meanwhile, and ``place`` are the columns that say whose they are.
         """
         # The operation that begins at the end of the window closes its last gap.
         near = np.flatnonzero((line.start <= window.end) & (line.end > window.begin))
@@ -141,6 +143,7 @@ class Excerpts:
             _launches(window, self._operations, line, calls[: window.most], waits),
             _wait_rows(window, waits, (waits.start < end) & (waits.end > window.begin)),
             _rows(window, opened[shown], closed[shown], np.array(_IDLE, dtype=object)[cause[shown]]),
+            *([_program_rows(window, seen, end)] if seen else []),
         )
         self._parts += [{**columns, **place} for columns in rows if len(columns["start_ns"])]
 
@@ -212,6 +215,13 @@ def _launches(window: Window, operations: Operations, line: Timeline, rows: Ints
     end, thread = operations.read_calls(line.rows[rows])
     named = _named(operations, line.name[rows])
     return _rows(window, start, np.maximum(end, start), EventKind.LAUNCH.value, **named, thread=thread)
+
+
+def _program_rows(window: Window, seen: host.Host, end: int) -> Rows:
+    events = list(itertools.islice(host.list_events(seen, window.begin, end), window.most))
+    start, until, name, is_wait = (np.array([event[i] for event in events], dtype=object) for i in range(4))
+    kind = np.where(is_wait.astype(bool), EventKind.NAMED_WAIT.value, EventKind.LINE.value)
+    return _rows(window, start.astype(np.int64), until.astype(np.int64), kind.astype(object), name=name)
 
 
 def _wait_rows(window: Window, waits: Spans, shown: Bools) -> Rows:

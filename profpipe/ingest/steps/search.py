@@ -98,11 +98,11 @@ def find(
         mine = steps[(steps["process"] == process) & (steps["device"] == device)]
         place = {"process": process, "device": device}
         window = excerpt.choose_step(mine, origin, window)
-        shown.add(accounts.line, window, **place)
-        step_figures += [{**figure, **place} for figure in figures.measure_device(operations, accounts, mine, origin)]
         _, launching = operations.read_calls(accounts.line.rows)
         threads = set(np.unique(launching).tolist())
         seen = _see_host(ranges, shown.waits(process), process, pids, read_host, threads)
+        shown.add(accounts.line, window, seen, **place)
+        step_figures += [{**figure, **place} for figure in figures.measure_device(operations, accounts, mine, origin)]
         causes = _causes(operations, accounts, mine, shown.waiting(process), seen, origin)
         step_figures += [{**figure, **place} for figure in causes]
     for (process, device), line in whole:

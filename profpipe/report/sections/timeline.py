@@ -20,6 +20,8 @@ from profpipe.results.schema import EventKind
 _LEAST_EARLY_NS = 1000.0
 
 _NAMES: Mapping[str, str] = {part.value: PART_NAMES[part] for part in IDLE_PARTS}
+#: What the program did.
+_PROGRAM_NAMES: Mapping[str, str] = {EventKind.NAMED_WAIT.value: "waits", EventKind.LINE.value: "lines"}
 #: Classes of operations whose name says more in the legend.
 _CLASSES: Mapping[str, str] = {
     "copy": "copy kernels",
@@ -102,6 +104,8 @@ def _caption(timeline: CaseTimeline) -> doc.Text:
         "Calls of the host stand above the operations that they launched. The ground of a stream is coloured where "
         "nothing runs on the device, by the cause."
     ]
+    if any(lane.kind is LaneKind.PROGRAM for rank in timeline.ranks for lane in rank.lanes):
+        parts.append(" The lane of the program shows its waits and, by samples of the Python stack, its lines.")
     if not timeline.has_one_clock:
         parts.append(" Each rank begins at 0: their recordings share no clock.")
     if timeline.shift_ns:
@@ -130,8 +134,8 @@ def _rank_title(rank: RankTimeline, several: bool, has_ranks: bool) -> str:
 
 
 def _lane_title(lane: Lane) -> str:
-    if lane.kind is LaneKind.IDLE:
-        return "idle"
+    if lane.kind in (LaneKind.IDLE, LaneKind.PROGRAM):
+        return lane.kind.value
     if lane.others:
         return f"{lane.others} other streams"
     what = "thread" if lane.kind is LaneKind.HOST else "stream"
@@ -146,9 +150,9 @@ def _key(key: str) -> str:
 def _labels(lanes: Iterable[Lane], classes: Sequence[str]) -> dict[str, str]:
     """Return the names of the keys in the order of the bars: ``classes``, other classes by their time, other parts."""
     time = grouped(
-        (key, ns if lane.kind is not LaneKind.HOST else 0.0) for lane in lanes for key, (_, ns) in lane.totals.items()
+        (key, ns if lane.kind in (LaneKind.IDLE, LaneKind.STREAM) else 0.0) for lane in lanes for key, (_, ns) in lane.totals.items()
     )
-    names = {f"step_{part}": name for part, name in _NAMES.items()}
+    names = {f"step_{part}": name for part, name in _NAMES.items()} | _PROGRAM_NAMES
     place = {key: n - len(classes) for n, key in enumerate(classes)}
     place |= {key: n for n, key in enumerate(("other", *_NO_KERNELS, *names), start=1)}
     ordered = sorted(time, key=lambda key: (place.get(key, 0), -sum(time[key])))
