@@ -172,15 +172,15 @@ def ranks(*ns, takes_turns=False, half=0.002):
     return only((step_tables(steps=rows, metrics=metrics), {}))
 
 
-def waiting(parts, plain=None, steps=12, ranks=2):
-    """A program on several ranks, whose ``parts`` of a step in ms are by rank and step."""
+def waiting(parts, plain=None, steps=12, ranks=2, more=(), **columns):
+    """A program on several ranks, whose ``parts`` of a step in ms are by rank and step, with ``more`` metrics."""
     rows = [
-        step_row("", n, [1e6 * ms for ms in parts(rank, n)], rank=rank, process=rank)
+        step_row("", n, [1e6 * ms for ms in parts(rank, n)], rank=rank, process=rank, **columns)
         for rank in range(ranks)
         for n in range(steps)
     ]
     wall = statistics.mean(row["wall_ns"] for row in rows)
-    times = [*step_metrics("", wall, n=steps), *(step_metrics("", 1e6 * plain, "plain") if plain else [])]
+    times = [*step_metrics("", wall, n=steps), *(step_metrics("", 1e6 * plain, "plain") if plain else []), *more]
     return only((step_tables(metrics=times, steps=rows), {"name": "waits", "is_run": False}))
 
 
@@ -189,8 +189,17 @@ def late_in_turn(rank, step):
     return (20, 2 if step % 2 == rank else 32, 0, 0 if step % 2 == rank else 30, 0, 0)
 
 
-def late_third(*late):
-    return waiting(lambda rank, step: late if rank == 2 else (20, 32, 0, 0, 0, 0), ranks=3)
+def late_third(*late, **more):
+    return waiting(lambda rank, step: late if rank == 2 else (20, 32, 0, 0, 0, 0), ranks=3, **more)
+
+
+def waits_of_ranks(cause, *ms):
+    """The metrics of one cause of idle time: of each rank, and their mean."""
+    by_rank = [(f"rank {rank} > ", 1e6 * value) for rank, value in enumerate(ms)]
+    return [
+        metric_row("", "step_wait_idle", ns, subject=f"{of}{cause}", profiler="nsys", n=12)
+        for of, ns in [*by_rank, ("", 1e6 * statistics.mean(ms))]
+    ]
 
 
 def lost_records():
@@ -322,6 +331,12 @@ SECTIONS: list[tuple[str, Callable[[], WorkloadFindings], tuple[Any, ...]]] = [
     ("The third copies longer", lambda: late_third(20, 2, 30, 0, 0, 0), (headline.answer,)),
     ("The third launches late", lambda: late_third(20, 2, 0, 30, 0, 0), (headline.answer,)),
     ("The third launches late after a synchronising call", lambda: late_third(20, 2, 0, 0, 30, 0), (headline.answer,)),
+    ("The third waits for its data loader, and rank 0 hardly does",
+     lambda: late_third(20, 2, 0, 30, 0, 0, more=waits_of_ranks("DataLoader (2 workers) > train.py:41", 1, 2, 29)),
+     (headline.answer, step_times.ranks)),
+    ("On a CPU the third spends its time in a line",
+     lambda: late_third(20, 2, 0, 0, 0, 30, more=waits_of_ranks("host code > train.py:12", 0, 0, 30), kernels=None),
+     (headline.answer, step_times.ranks)),
     ("The third is late for an unknown cause", lambda: late_third(20, 2, 0, 0, 0, 30), (headline.answer,)),
     ("Without the copies that a rank is late for the others do not wait",
      lambda: waiting(lambda rank, step: (20, 2, 30, 0, 0, 0) if rank else (20, 32, 0, 0, 0, 0)), (steps.steps,)),

@@ -114,13 +114,13 @@ def spans(*pairs: tuple[float, float]) -> tuple[host.Int64s, host.Int64s]:
     return ascending[:, 0], ascending[:, 1]
 
 
-def placed(given: dict[str, object]) -> Host:
+def placed(given: dict[str, object], calls: Spans | None = None, call_name: str = "synchronising call") -> Host:
     """Return it on a clock on which the first step begins at 0."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "hook.capture.9.host.json").write_text(json.dumps(given), encoding="utf-8")
         read = host.read(Path(folder), 9)
     assert read is not None
-    seen = host.place(read, np.array([3, 4]), np.array([0, 100 * MS]), Spans.none())
+    seen = host.place(read, np.array([3, 4]), np.array([0, 100 * MS]), calls or Spans.none(), call_name=call_name)
     assert seen is not None
     return seen
 
@@ -202,6 +202,20 @@ def test_the_parts_always_add_up_to_the_idle_time(seed: int) -> None:
     parts = divided(placed(content(waits=waits)), gaps, operators=operators)
     idle = sum(value for (metric, _), value in parts.items() if metric == "step_wait_idle")
     assert idle == pytest.approx((gaps[1] - gaps[0]).sum() / MS / 2)
+
+
+def test_a_step_on_a_cpu_waits_for_a_collective_while_it_computes_nothing() -> None:
+    start, end = spans((20, 60))
+    number = np.zeros(1, dtype=np.int64)
+    seen = placed(content(), Spans(start, end, number, number, number, ("gloo:all_reduce",)), "communication")
+    parts = divided(seen, spans((0, 100)), operators=Union(*spans((30, 40), (70, 80))))
+    of_cause: dict[str, float] = {}
+    for (metric, subject), ms in parts.items():
+        if metric == "step_wait_idle":
+            cause = subject.partition(" > ")[0]
+            of_cause[cause] = of_cause.get(cause, 0.0) + ms
+    # In ms of two steps of 100 ms, of which the first is divided.
+    assert of_cause == {"communication": 15, "operators": 10, "host code": 25}
 
 
 def test_a_wait_of_a_thread_that_launches_nothing_delays_no_launch() -> None:

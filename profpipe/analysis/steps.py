@@ -391,6 +391,11 @@ class CaseSteps:
         return steady_rows.groupby("step")["wall_ns"].mean().astype(float)
 
     @property
+    def is_on_gpu(self) -> bool:
+        """Whether a GPU ran the steps. A collective on a CPU gives parts too."""
+        return self.parts is not None and bool(self.rows["kernels"].notna().any())
+
+    @property
     def processes(self) -> int:
         """The number of ranks."""
         return len({rank.rank for rank in self.ranks})

@@ -54,8 +54,9 @@ class LaneKind(str, Enum):
 class Event:
     """An operation, a call of the host, idle time, or what the program did.
 
-    ``key`` is the kernel class; of a launch, of the kernel that it launches; else the kind of the event. ``launched_ns`` is when the launch call of an operation began. ``count`` events were merged,
-    since they are too short to be seen; ``busy_ns`` is then the sum of their times.
+    ``key`` is the kernel class; of a launch, of the kernel that it launches; else the kind of the event.
+    ``launched_ns`` is when the launch call of an operation began. ``count`` events were merged, since they are too
+    short to be seen; ``busy_ns`` is then the sum of their times.
     """
 
     start_ns: float

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from profpipe.analysis.steps import CaseSteps, StepPart
-from profpipe.results.schema import HOST_CODE, LAUNCHING, PATH_SEPARATOR, WAIT_HIDDEN, WAIT_IDLE
+from profpipe.analysis.steps import CaseSteps, RankSteps, StepPart
+from profpipe.results.schema import HOST_CODE, LAUNCHING, PATH_SEPARATOR, RANK_PREFIX, WAIT_HIDDEN, WAIT_IDLE
 
 if TYPE_CHECKING:
     from profpipe.analysis.findings import WorkloadFindings
@@ -39,17 +39,25 @@ class Wait:
         return self.cause.partition(" (")[2].removesuffix(")")
 
 
-def find_waits(workload: WorkloadFindings, case_steps: CaseSteps) -> tuple[Wait, ...]:
+def find_waits(workload: WorkloadFindings, case_steps: CaseSteps, rank: RankSteps | None = None) -> tuple[Wait, ...]:
     """Return the causes under the profiler of the parts of a step, the largest first; nothing where none is recorded.
 
     On a GPU they add up to the idle time before late launches in ``case_steps.parts_without_profiler``; on a CPU to the
-    step under the profiler.
+    step under the profiler. Of several ranks they are the mean; those of a ``rank`` are as they were recorded.
     """
     recorded = workload.recorded.step_numbers
-    parts = case_steps.parts_without_profiler
+    parts = case_steps.parts_without_profiler if case_steps.is_on_gpu and rank is None else None
     by_profiler = {name: recorded.get((case_steps.case, name), {}) for name in (case_steps.profiler, *case_steps.times)}
     numbers = next((numbers for numbers in by_profiler.values() if numbers.get(WAIT_IDLE)), {})
-    idle, hidden = ({subject: row.value for subject, row in numbers.get(metric, {}).items()} for metric in _METRICS)
+    of = "" if rank is None else f"{RANK_PREFIX}{rank.rank}{PATH_SEPARATOR}"
+    idle, hidden = (
+        {
+            subject.removeprefix(of): row.value
+            for subject, row in numbers.get(metric, {}).items()
+            if (subject.startswith(of) if of else not subject.startswith(RANK_PREFIX))
+        }
+        for metric in _METRICS
+    )
     if parts is not None and idle:
         late_ns = parts.ns[StepPart.IDLE_LAUNCH] + parts.ns[StepPart.IDLE_BLOCKED]
         idle = _take_overhead(idle, sum(idle.values()) - late_ns)

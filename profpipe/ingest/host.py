@@ -106,13 +106,18 @@ def _check(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def place(
-    content: Mapping[str, Any], step: Ints, begin: Int64s, calls: Spans, launching: Collection[int] = ()
+    content: Mapping[str, Any],
+    step: Ints,
+    begin: Int64s,
+    calls: Spans,
+    launching: Collection[int] = (),
+    call_name: str = schema.SYNCHRONISING,
 ) -> Host | None:
     """Return what ``content`` says, on the clock on which the steps ``step`` begin at ``begin``.
 
-    ``calls`` are those in which the host waited for the GPU, of the same process, and ``launching`` the threads that
-    launch, beside the one of the steps: what another one waits for delays no launch. None where no step has a partner,
-    or the clocks of the steps contradict each other.
+    ``calls`` are those in which the host waited for the GPU or a collective, of the same process, and ``launching`` the
+    threads that launch, beside the one of the steps: what another one waits for delays no launch. None where no step
+    has a partner, or the clocks of the steps contradict each other.
     """
     number, time_ns = content["steps"]["step"], content["steps"]["time_ns"]
     _, mine, theirs = np.intersect1d(step, number, return_indices=True)
@@ -131,7 +136,7 @@ def place(
         spans.append((start + offset, end + offset, names.setdefault(text, len(names)), at))
     samples = _by_thread(content, offset)
     of_steps = samples.get(0, (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)))
-    reads = names.setdefault(schema.SYNCHRONISING, len(names))
+    reads = names.setdefault(call_name, len(names))
     at_call = look_up(of_steps, (calls.start + calls.end) // 2)
     spans += zip(calls.start.tolist(), calls.end.tolist(), [reads] * len(at_call), at_call.tolist(), strict=True)
     return _make_host(spans, tuple(names), content["places"], samples)
@@ -224,11 +229,16 @@ def causes(
     gap = find_span(start, end, begin)
     begin, length, gap = begin[gap >= 0], length[gap >= 0], gap[gap >= 0]
     wait = find_span(host.start, host.end, begin)
+    is_in_operator = find_span(operators.start, operators.end, begin) >= 0 if operators else np.zeros(len(wait), bool)
+    if schema.COLLECTIVE in host.names:
+        # A collective runs on a thread of its own: the step waits for it while it computes nothing.
+        is_collective = np.append(host.name, -1)[wait] == host.names.index(schema.COLLECTIVE)
+        wait = np.where(is_collective & is_in_operator, -1, wait)
     is_wait = wait >= 0
     name = np.where(is_wait, np.append(host.name, 0)[wait], -1)
     place = np.where(is_wait, np.append(host.place, -1)[wait], -1)
     rest = np.bincount(gap, weights=np.where(is_wait, 0, length), minlength=len(start))
-    is_long = rest[gap] >= _LONG_NS if operators is None else find_span(operators.start, operators.end, begin) < 0
+    is_long = rest[gap] >= _LONG_NS if operators is None else ~is_in_operator
     names = (*host.names, schema.HOST_CODE, schema.LAUNCHING if operators is None else schema.OPERATORS)
     name = np.where(is_wait, name, len(names) - np.where(is_long, 2, 1))
     of_thread = np.where(np.isin(thread, list(host.samples)), thread, 0)[gap]
@@ -265,7 +275,7 @@ def causes(
 
 
 def list_events(host: Host, begin: int, end: int) -> Iterator[tuple[int, int, str, bool]]:
-    """Yield what the thread of the steps did from ``begin`` to ``end``: start, end, name with line, and if it waited."""
+    """Yield what the thread of the steps did from ``begin`` to ``end``: start, end, name with line, if it waited."""
     samples = host.samples.get(0, (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)))
     cuts = np.unique(np.concatenate([[begin, end], host.start, host.end, samples[0]]).clip(begin, end))
     wait, place = find_span(host.start, host.end, cuts[:-1]), look_up(samples, cuts[:-1] + 1)

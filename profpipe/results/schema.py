@@ -288,6 +288,7 @@ WAIT_IDLE: Final = "step_wait_idle"
 WAIT_HIDDEN: Final = "step_wait_hidden"
 #: Causes that no wrapper of the start-up hook names.
 SYNCHRONISING: Final = "synchronising call"
+COLLECTIVE: Final = "communication"
 HOST_CODE: Final = "host code"
 LAUNCHING: Final = "launching"
 OPERATORS: Final = "operators"

@@ -319,12 +319,16 @@ def typical(wall_ns: Iterable[float]) -> tuple[dict[str, Any], float]:
 def _means(of: Mapping[str, str], figures: pd.DataFrame, devices: int) -> Iterator[dict[str, Any]]:
     """Yield the mean of a figure over the devices, and the figures of single steps with their rank.
 
-    A kernel that a device never runs counts as none there.
+    A kernel that a device never runs counts as none there. Of several devices the causes of idle time are yielded for
+    each of them too: ``rank 1 > DataLoader > train.py:12``.
     """
     of_steps = figures[figures["step"].notna()]
     for row in of_steps.to_dict("records"):
         yield {**_select_metric(row), "subject": f"{row['rank']} step {row['step']}"}
     of_ranks = figures[figures["step"].isna()]
+    if devices > 1:
+        for row in of_ranks[of_ranks["metric"] == schema.WAIT_IDLE].to_dict("records"):
+            yield {**_select_metric(row), "subject": f"{row['rank']}{schema.PATH_SEPARATOR}{row['subject']}"}
     keys = ["metric", "subject", "unit"]
     code, firsts = combine(*(of_ranks[key].to_numpy(dtype=object) for key in keys))
     # A recording has hundreds of kernels: sums by pandas for all of them would take longer than the rest.

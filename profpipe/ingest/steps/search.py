@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from profpipe.ingest import bounds, host
-from profpipe.ingest.groupby import Int64s, Union
+from profpipe.ingest.groupby import Int64s, Ints, Union
 from profpipe.ingest.host import Host
 from profpipe.ingest.operations import Operations, Spans, Timeline, timeline
 from profpipe.ingest.steps import accounting, excerpt, figures, pattern, reconcile, windows
@@ -96,7 +96,7 @@ def find(
     window = None
     for (process, device), accounts in accounted.items():
         mine = steps[(steps["process"] == process) & (steps["device"] == device)]
-        place = {"process": process, "device": device}
+        place: dict[str, Any] = {"process": process, "device": device}
         window = excerpt.choose_step(mine, origin, window)
         _, launching = operations.read_calls(accounts.line.rows)
         threads = set(np.unique(launching).tolist())
@@ -131,6 +131,7 @@ def _see_host(
     pids: Callable[[Int64s], Any] | None,
     read_host: Callable[[int], Mapping[str, Any] | None] | None,
     launching: Collection[int] = (),
+    call_name: str = schema.SYNCHRONISING,
 ) -> Host | None:
     """Return what the start-up hook saw of a process whose steps it marked, else what the ranges say of waits."""
     if pids is None or read_host is None:
@@ -142,7 +143,7 @@ def _see_host(
     content = read_host(int(pids(np.array([process]))[0])) if len(rows) else None
     if content is None:
         return host.read_ranges(ranges, waits, process)
-    return host.place(content, numbers[ranges.name[rows]], ranges.start[rows], waits, launching)
+    return host.place(content, numbers[ranges.name[rows]], ranges.start[rows], waits, launching, call_name)
 
 
 def _causes(
@@ -305,13 +306,17 @@ def _agree(chosen: Segments, by_pattern: Segments) -> bool:
 _COLLECTIVE: Final = re.compile(r"(gloo|mpi|ucc):")
 
 
+def _collectives(ranges: Spans, process: int) -> Ints:
+    names = [number for number, name in enumerate(ranges.names) if _COLLECTIVE.match(name)]
+    return np.flatnonzero(np.isin(ranges.name, names) & (ranges.process == process))
+
+
 def _divide_host(operations: Operations, ranges: Spans, process: int, bounds: Int64s) -> dict[str, Any]:
     """Return the parts of steps without a GPU: operators, communication while none runs, and the rest, which is idle.
 
     They are the columns of `steps`; none where the process ran no collective.
     """
-    names = [number for number, name in enumerate(ranges.names) if _COLLECTIVE.match(name)]
-    rows = np.flatnonzero(np.isin(ranges.name, names) & (ranges.process == process))
+    rows = _collectives(ranges, process)
     if not len(rows):
         return {}
     ops = np.flatnonzero((operations.process == process) & ~operations.are_collective[operations.name])
@@ -347,10 +352,15 @@ def find_on_host(
             pd.DataFrame({**columns, "process": process, "rule": first.rule.value, "state": state, "kind": kind})
         )
         steady = np.flatnonzero(state == StepState.STEADY.value)
-        seen = _see_host(ranges, Spans.none(), process, pids, read_host) if len(steady) else None
+        collectives = ranges.of(_collectives(ranges, process))
+        seen = (
+            _see_host(ranges, collectives, process, pids, read_host, call_name=schema.COLLECTIVE)
+            if len(steady)
+            else None
+        )
         if seen:
             spans = first.begin[steady], first.begin[steady] + wall[steady]
-            rows = np.flatnonzero(operations.process == process)
+            rows = np.flatnonzero((operations.process == process) & ~operations.are_collective[operations.name])
             busy = Union(operations.start[rows], operations.end[rows])
             of_steps = host.causes(seen, *spans, np.zeros(len(steady), dtype=np.int64), spans, busy)
             causes += [{**figure, "process": process, "device": -1} for figure in of_steps]

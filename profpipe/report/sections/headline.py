@@ -221,7 +221,8 @@ def _one_program(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
         time = fill("{} takes {} ({})", what, _duration(workload, case.time.ns), doc.join(parts, last=", "))
     more = [*steps.whole_program(case_steps, workload.time_source.profiler)] if case_steps else []
     more += [waiting] if (waiting := waits.headline(workload, case)) else []
-    why, share = steps.waiting(case_steps) if case_steps else ("", "")
+    is_named = bool(case_steps and waits.slowest_rank(workload, case_steps))
+    why, share = steps.waiting(case_steps, is_named) if case_steps else ("", "")
     if case_steps and why:
         whole = steps.other_step(workload, case, case_steps) or "the step"
         time = fill("{}, {} ({} of {})", time, why, share, whole)

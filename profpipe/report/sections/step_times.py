@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ from profpipe.analysis.steps import (
 from profpipe.report import document as doc
 from profpipe.report.labels import capitalise, case_text, duration, fill, means_note, plural, span
 from profpipe.report.sections.steps import PART_NAMES, peers, rank_name, wait
+from profpipe.report.sections.waits import slowest_rank
 from profpipe.report.units import MISSING, number, percent, signed_percent, size_unit, step_unit, time_unit
 from profpipe.results.schema import LEAST_ENERGY_WINDOW_S, PROMPT_PREFIX, StepState
 
@@ -324,7 +326,7 @@ def ranks(workload: WorkloadFindings) -> doc.Section:
     )
     shown = {column.id for column in table.columns}
     sentences: list[doc.Text] = []
-    for say in (_slowest, _waited_for):
+    for say in (_slowest, functools.partial(slowest_rank, workload), _waited_for):
         said = ((case, say(case_steps)) for case, case_steps in cases)
         sentences += [text if is_lone else fill("{}: {}", case_text(case), text) for case, text in said if text]
     unlike = dict.fromkeys(difference for case, _ in cases for difference in workload.nodes.within.get(case.id, ()))

@@ -563,8 +563,11 @@ def bar_series(all_parts: Sequence[StepParts]) -> tuple[doc.Series, ...]:
 # --- sentences -------------------------------------------------------------------------------------------------------
 
 
-def waiting(case_steps: CaseSteps) -> tuple[str, doc.Text]:
-    """Return which rank others wait for and why, and the share of the step; empty where waiting does not lead."""
+def waiting(case_steps: CaseSteps, is_named: bool = False) -> tuple[str, doc.Text]:
+    """Return which rank others wait for and why, and the share of the step; empty where waiting does not lead.
+
+    ``is_named``: another sentence says what that rank does.
+    """
     parts = case_steps.parts_without_profiler
     if parts is None or not parts.waiting_ns:
         return "", ""
@@ -573,6 +576,7 @@ def waiting(case_steps: CaseSteps) -> tuple[str, doc.Text]:
         return "", ""
     steady, most = case_steps.count(StepState.STEADY)[0], max(case_steps.ranks, key=lambda rank: rank.waited_for)
     cause, does = _WHY_WAITING[case_steps.wait_cause]
+    does = "is late" if is_named and case_steps.wait_cause is None else does
     if most.waited_for >= _MOSTLY * steady:
         who = rank_name(case_steps, most)
     else:

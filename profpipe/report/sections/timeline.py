@@ -21,7 +21,7 @@ _LEAST_EARLY_NS = 1000.0
 
 _NAMES: Mapping[str, str] = {part.value: PART_NAMES[part] for part in IDLE_PARTS}
 #: What the program did.
-_PROGRAM_NAMES: Mapping[str, str] = {EventKind.NAMED_WAIT.value: "waits", EventKind.LINE.value: "lines"}
+_PROGRAM_NAMES = {EventKind.NAMED_WAIT.value: "waits", EventKind.LINE.value: "lines"}
 #: Classes of operations whose name says more in the legend.
 _CLASSES: Mapping[str, str] = {
     "copy": "copy kernels",
@@ -150,7 +150,9 @@ def _key(key: str) -> str:
 def _labels(lanes: Iterable[Lane], classes: Sequence[str]) -> dict[str, str]:
     """Return the names of the keys in the order of the bars: ``classes``, other classes by their time, other parts."""
     time = grouped(
-        (key, ns if lane.kind in (LaneKind.IDLE, LaneKind.STREAM) else 0.0) for lane in lanes for key, (_, ns) in lane.totals.items()
+        (key, ns if lane.kind in (LaneKind.IDLE, LaneKind.STREAM) else 0.0)
+        for lane in lanes
+        for key, (_, ns) in lane.totals.items()
     )
     names = {f"step_{part}": name for part, name in _NAMES.items()} | _PROGRAM_NAMES
     place = {key: n - len(classes) for n, key in enumerate(classes)}

@@ -9,8 +9,9 @@ from profpipe.analysis.steps import CaseSteps
 from profpipe.analysis.waits import Wait, find_waits
 from profpipe.report import document as doc
 from profpipe.report.labels import capitalise, case_text, duration, fill, percent, ratio
+from profpipe.report.sections.steps import rank_name
 from profpipe.report.units import Unit, step_unit
-from profpipe.results.schema import HOST_CODE, LAUNCHING, OPERATORS, SYNCHRONISING, StepState
+from profpipe.results.schema import COLLECTIVE, HOST_CODE, LAUNCHING, OPERATORS, SYNCHRONISING, StepState
 
 #: A cause has a sentence from this share of a step on, and is in the headline from this one on; so many have one.
 _LEAST_SHARE, _LEADING_SHARE, _MOST_SENTENCES = 0.03, 0.1, 3
@@ -29,6 +30,7 @@ _NAMES: Mapping[str, str] = {
     "compilation": "a compilation",
     "checkpoint": "a checkpoint",
     OPERATORS: "operators",
+    COLLECTIVE: "communication",
 }
 _DEEDS: Mapping[str, str] = {
     "DataLoader": "Load ahead: more workers (num_workers, persistent_workers=True), pinned memory, or cheaper items.",
@@ -48,7 +50,7 @@ def _list(workload: WorkloadFindings, case: CaseResult) -> tuple[CaseSteps, tupl
     if case_steps is None or not waits:
         return None
     parts = case_steps.parts_without_profiler
-    return case_steps, waits, parts.wall_ns if parts else sum(wait.idle_ns for wait in waits)
+    return case_steps, waits, parts.wall_ns if parts and case_steps.is_on_gpu else sum(wait.idle_ns for wait in waits)
 
 
 def _name(wait: Wait) -> doc.Text:
@@ -65,10 +67,12 @@ def headline(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     if listed is None:
         return ""
     case_steps, waits, step_ns = listed
+    if slowest := slowest_rank(workload, case_steps):
+        return slowest
     named = [wait for wait in waits if wait.name != OPERATORS]
     if not named or named[0].idle_ns < _LEADING_SHARE * step_ns:
         return ""
-    if case_steps.parts_without_profiler is None:
+    if not case_steps.is_on_gpu:
         # The time of the headline is without a profiler.
         share = percent(named[0].idle_ns / step_ns)
         return fill("Under the profiler {} % of a step goes into {}.", share, _name(named[0]))
@@ -93,7 +97,7 @@ def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
             f"{{}}: {{}} of a step{{}}{{}}{{}}{{}}.{deed}",
             capitalise(_NAMES[wait.name].removeprefix("the ").removeprefix("a ")),
             duration(wait.idle_ns, step_unit([step_ns])),
-            "" if case_steps.parts_without_profiler else " under the profiler",
+            "" if case_steps.is_on_gpu else " under the profiler",
             _count_launches(case_steps) if wait.name == LAUNCHING else "",
             # Without a cause that is nearly the whole step, another one is the step.
             fill(f", {{}} at most {without}", ratio(gain)) if gain < _MOST_GAIN else "",
@@ -113,6 +117,39 @@ def _write_places(wait: Wait, unit: Unit) -> doc.Text:
     return fill("; mostly at {}", doc.join(places)) if places else ""
 
 
+def slowest_rank(workload: WorkloadFindings, case_steps: CaseSteps) -> doc.Text:
+    """Return what the rank that is the slowest in most of the steps does for longer than the fastest one."""
+    if case_steps.processes == 1:
+        return ""
+    late = max(case_steps.ranks, key=lambda rank: rank.slowest_in)
+    early = min(case_steps.ranks, key=lambda rank: rank.slowest_in)
+    if 2 * late.slowest_in <= case_steps.count(StepState.STEADY)[0] or late.device is not None:
+        return ""
+    # Several lines of host code are a cause each.
+    early_ns = {(wait.cause, _line(wait)): wait.idle_ns for wait in find_waits(workload, case_steps, early)}
+    longer = [
+        (wait.idle_ns - early_ns.get((wait.cause, _line(wait)), 0.0), wait)
+        for wait in find_waits(workload, case_steps, late)
+        if wait.name != OPERATORS
+    ]
+    more_ns, wait = max(longer, key=lambda pair: pair[0], default=(0.0, None))
+    if wait is None or more_ns < _LEAST_SHARE * late.time.ns:
+        return ""
+    unit = step_unit([late.time.ns])
+    if case_steps.is_on_gpu:
+        template = f"The GPU of {{}} waits {{}} of a step for {{}}, that of {rank_name(case_steps, early)} waits {{}}."
+    else:
+        template = f"{{}} spends {{}} of a step in {{}}, {rank_name(case_steps, early)} spends {{}}."
+    name = rank_name(case_steps, late)
+    of_early = duration(early_ns.get((wait.cause, _line(wait)), 0.0), unit)
+    who = name if case_steps.is_on_gpu else capitalise(name)
+    return fill(template, who, duration(wait.idle_ns, unit), _name(wait), of_early)
+
+
+def _line(wait: Wait) -> str:
+    return wait.places[0][0] if wait.name == HOST_CODE and wait.places else ""
+
+
 def waits(workload: WorkloadFindings) -> doc.Section:
     """Return the causes of each case: where the GPU waits for the host, and what waits are hidden behind its work."""
     rows = []
@@ -121,7 +158,7 @@ def waits(workload: WorkloadFindings) -> doc.Section:
             _, found, step_ns = listed
             shown = [wait for wait in found if max(wait.idle_ns, wait.hidden_ns) >= _LEAST_ROW * step_ns]
             rows += [(case, wait, step_ns, i == 0) for i, wait in enumerate(shown[:_MOST_ROWS])]
-    is_on_gpu = any(case_steps.parts_without_profiler for case_steps in workload.steps.cases)
+    is_on_gpu = any(case_steps.is_on_gpu for case_steps in workload.steps.cases)
     unit = step_unit(step_ns for _, _, step_ns, _ in rows)
     columns = [
         (doc.label("case"), lambda row: case_text(row[0]) if row[3] else ""),
