@@ -217,3 +217,11 @@ def test_a_pipeline_file_of_bombs_is_refused_at_once(tmp_path, text, what):
     with pytest.raises(ConfigError, match=what):
         load_pipeline(path)
     assert time.process_time() - begin < 10
+
+
+def test_a_file_of_sums_with_very_many_kernels_is_refused(tmp_path):
+    rows = "".join(f'"kern_{i}","1",350,"350","0","350","350","0"\n' for i in range(100_001))
+    head = '"Name","Calls","TotalDurationNs","AverageNs","Percentage","MinNs","MaxNs","StdDev"\n'
+    (tmp_path / "x_kernel_stats.csv").write_text(head + rows)
+    with pytest.raises(UnreadableFile, match="more than profpipe reads: it names more than 100,000 kernels"):
+        read(tmp_path / "x_kernel_stats.csv")

@@ -17,6 +17,8 @@ from profpipe.results.budget import TooLarge as TooLarge
 LONGEST_NAME: Final = 10_000
 #: Distinct names of kernels in one file.
 MOST_NAMES: Final = 20_000
+#: The same in a file of sums, which has a row for each of them: it is refused.
+MOST_SUMMED_NAMES: Final = 100_000
 #: Ranges nested in ranges, and those inside a case. A program that pushes without popping nests without end.
 DEEPEST: Final = 64
 #: Distinct paths of nested ranges in one file.

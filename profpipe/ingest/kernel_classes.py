@@ -158,13 +158,15 @@ def annotate(frame: pd.DataFrame, rules: tuple[Rule, ...] | None = None) -> pd.D
 
     ``rules``, the user's from ``user_rules``, go first. Rows of kind ``graph`` have the class ``graph``. Rows that have
     the class ``conv`` keep it, unless a rule of the user finds them: a file can say that a convolution launched them.
-    Rows that have another class keep it, unless a rule finds them.
+    Rows that have another class keep it, unless a rule finds them. Raises ``TooLarge`` for very many names.
     """
     import numpy as np
     import pandas as pd
 
     names = frame["kernel"].astype(object)
     codes, distinct = pd.factorize(names)
+    if len(distinct) > bounds.MOST_SUMMED_NAMES:
+        raise bounds.TooLarge(f"it names more than {bounds.MOST_SUMMED_NAMES:,} kernels")
     rule_of = first_rules(distinct, rules or ())
 
     def spread(values: Iterable[Any]) -> pd.Series[Any]:
