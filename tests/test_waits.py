@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -98,6 +99,8 @@ def test_the_causes_add_up_to_the_steps(planted: tuple[Path, dict[str, list[floa
     metrics, steps = pd.read_parquet(run / "metrics.parquet"), pd.read_parquet(run / "steps.parquet")
     waits = metrics.loc[metrics["metric"] == "step_wait_idle", "value"].sum()
     assert waits == pytest.approx(steps.loc[steps["state"] == "steady", "wall_ns"].astype(float).mean(), rel=1e-9)
+    summary = (run / "SUMMARY.md").read_text(encoding="utf-8")
+    assert re.search(r"Under the profiler \d\d\.\d % of a step goes into ", summary)
 
 
 def content(**more: object) -> dict[str, object]:

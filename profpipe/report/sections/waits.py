@@ -75,7 +75,7 @@ def headline(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     if not case_steps.is_on_gpu:
         # The time of the headline is without a profiler.
         share = percent(named[0].idle_ns / step_ns)
-        return fill("Under the profiler {} % of a step goes into {}.", share, _name(named[0]))
+        return fill("Under the profiler {} of a step goes into {}.", share, _name(named[0]))
     return fill("For {} of it the GPU waits for {}.", duration(named[0].idle_ns, step_unit([step_ns])), _name(named[0]))
 
 
