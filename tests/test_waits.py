@@ -221,6 +221,11 @@ def test_a_step_on_a_cpu_waits_for_a_collective_while_it_computes_nothing() -> N
     assert of_cause == {"communication": 15, "operators": 10, "host code": 25}
 
 
+def test_operators_without_a_sample_inside_have_no_line() -> None:
+    parts = divided(placed(content()), spans((0, 20)), operators=Union(*spans((11, 14))))
+    assert parts["step_wait_idle", "operators"] == 1.5
+
+
 def test_a_wait_of_a_thread_that_launches_nothing_delays_no_launch() -> None:
     begin = 1_000_000_000
     waits = [["checkpoint", begin, begin + 40 * MS, 8, 0, ""], ["garbage collection", begin, begin + 10 * MS, 8, 1, ""]]

@@ -185,9 +185,9 @@ def look_up(samples: tuple[Int64s, Ints], time_ns: Int64s) -> Ints:
 
 
 def _choose(samples: tuple[Int64s, Ints], used: Bools) -> tuple[Int64s, Ints]:
-    """Return the samples ``used``, which stand for all the time; all of them where none is."""
+    """Return the samples ``used``, which stand for all the time."""
     times, places = samples
-    return (np.append(times[used][:-1], times[-1]), places[used]) if used.any() else samples
+    return np.append(times[used][:-1], times[-1:])[: np.count_nonzero(used)], places[used]
 
 
 def _flatten(spans: list[tuple[int, int, int, int]]) -> Iterator[tuple[int, int, int, int]]:
