@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from profpipe.errors import UnreadableFile
+from profpipe.ingest import bounds
 from profpipe.measure import event_lines, statistics
 from profpipe.results import schema
 
@@ -79,7 +80,8 @@ def sniff(path: Path) -> bool:
 def parse(path: Path) -> schema.Tables:
     """Read cases (one a row) and metrics; samples are summarised.
 
-    A line that is no event is dropped with a note. Raises ``UnreadableFile`` where no case is left.
+    A line that is no event is dropped with a note. Raises ``UnreadableFile`` where no case is left, and ``TooLarge`` for
+    very many of them.
     """
     record, (events, bad) = JobLog(), event_lines.read(path)
     for event in events:
@@ -90,6 +92,8 @@ def parse(path: Path) -> schema.Tables:
         raise UnreadableFile(
             path, "holds no case: the process ended before its first one", "See log.txt beside it for why."
         )
+    if len(record.attempts) > bounds.MOST_CASES:
+        raise bounds.TooLarge(f"it has more than {bounds.MOST_CASES:,} cases")
     return _tables(record)
 
 

@@ -813,13 +813,10 @@ class WorkloadFindings(RecordedWorkload):
             values = dict.fromkeys(as_text(dict(shape.axes)[axis]) for shape in self.shapes)
             words = {value: frozenset(word.lower() for word in _WORD.findall(value)) for value in values}
             for value, of_whole in words.items():
-                parts = [of_part for name, of_part in words.items() if name != value]
-                has_parts = len(parts) >= (1 if of_whole & _WHOLES else 2)
-                if (
-                    has_parts
-                    and all(_is_part(part_words, of_whole) for part_words in parts)
-                    and self._is_longest(axis, value)
-                ):
+                has_parts = len(words) > (1 if of_whole & _WHOLES else 2)
+                # The first value that is no part ends the search: an axis may have very many.
+                are_parts = all(_is_part(of_part, of_whole) for name, of_part in words.items() if name != value)
+                if has_parts and are_parts and self._is_longest(axis, value):
                     return axis, value
         return None
 
