@@ -140,7 +140,7 @@ def test_more_cases_than_any_run_has_are_refused(tmp_path):
         read(export.write_sqlite(tmp_path / "cases.sqlite"))
 
 
-def test_a_job_with_more_cases_than_any_run_has_is_refused(tmp_path):
+def test_a_job_with_more_cases_than_any_run_has_is_refused(tmp_path, low_bounds):
     cases = "".join(f'{{"event": "case_started", "case": "n={i}"}}\n' for i in range(3_001))
     (tmp_path / "job.jsonl").write_text('{"event": "started"}\n' + cases)
     with pytest.raises(UnreadableFile, match="more than profpipe reads: it has more than 3,000 cases"):
