@@ -80,8 +80,8 @@ def sniff(path: Path) -> bool:
 def parse(path: Path) -> schema.Tables:
     """Read cases (one a row) and metrics; samples are summarised.
 
-    A line that is no event is dropped with a note. Raises ``UnreadableFile`` where no case is left, and ``TooLarge`` for
-    very many of them.
+    A line that is no event is dropped with a note. Raises ``UnreadableFile`` where no case is left, and ``TooLarge``
+    for very many of them.
     """
     record, (events, bad) = JobLog(), event_lines.read(path)
     for event in events:
