@@ -154,8 +154,11 @@ class Chaos:
         result.lost += len(wrong)
         again = repeated(project)
         result.repeated += len(again)
-        # An empty folder may belong to a run that another process is about to fill: it is removed after a minute.
-        litter = [path for path in (project / "out").rglob(".*.partial") if not path.is_dir()]
+        # A folder with such a name may belong to a run that another process is about to fill: it is removed with its
+        # files after a minute.
+        out = project / "out"
+        partial = [path for path in out.rglob(".*.partial") if not path.is_dir()]
+        litter = [path for path in partial if not path.relative_to(out).parts[0].endswith(".partial")]
         if wrong or again or left or litter:
             result.notes.append(f"{project}: {wrong} {again} {left} {litter}")
         else:
@@ -266,6 +269,9 @@ def tables(project: Path) -> dict[str, Any]:
     found = {}
     for table in schema.ALL:
         frame = getattr(data, table.name).copy()
+        if table is schema.KERNELS:
+            # Kernels of an attempt that another one replaced stay, outside all cases.
+            frame = frame[frame["case"] != ""]
         frame = frame.drop(columns=[name for name in frame if str(name) in _TIMES])
         if "source" in frame:
             frame["source"] = frame["source"].str.replace(r"capture-\d+", "capture", regex=True)

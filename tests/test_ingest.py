@@ -239,7 +239,7 @@ def test_an_attempt_that_was_cut_off_counts_for_no_case_and_no_time_is_lost(tmp_
     (result,) = reader.ingest([InputFile(path, path.name, set_aside=frozenset({"n=2"}))])
     rest, origin = result.tables, result.tables.origin
     assert dict(zip(rest.kernels["case"], rest.kernels["total_ns"], strict=True)) == {"n=1": 10e3, "": 20e3}
-    assert rest.ranges["case"].tolist() == ["n=1"]
+    assert rest.ranges["case"].tolist() == ["n=1"] and set(rest.timeline["case"]) == {"n=1"}
     assert (origin.attributed_ns, origin.unattributed_ns, origin.total_ns) == (10e3, 20e3, 30e3)
     assert origin.details[-1] == "an attempt that was cut off is set aside: n=2"
 

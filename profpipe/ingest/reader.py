@@ -352,7 +352,7 @@ def _move_into_case(placed: Tables, case: str) -> Tables:
 
 
 def _drop_cases(placed: Tables, cases: frozenset[str]) -> Tables:
-    """Drop ranges and metrics of ``cases``. Their kernels stay, outside all cases, because they did run."""
+    """Drop ranges, metrics and timeline of ``cases``. Their kernels stay, outside all cases, because they did run."""
     kernels_aside = placed.kernels["case"].isin(cases)
     device = kernels_aside & (placed.kernels["kind"] == "kernel")
     time_ns = float(placed.kernels.loc[device, "total_ns"].sum())
@@ -368,6 +368,7 @@ def _drop_cases(placed: Tables, cases: frozenset[str]) -> Tables:
         kernels=placed.kernels.assign(case=placed.kernels["case"].where(~kernels_aside, "")),
         ranges=placed.ranges[~placed.ranges["case"].isin(cases)],
         metrics=placed.metrics[~placed.metrics["case"].isin(cases)],
+        timeline=placed.timeline[~placed.timeline["case"].isin(cases)],
         origin=replace(origin, details=(*origin.details, detail), **sums),
     )
 
