@@ -32,7 +32,8 @@ EXAMPLES = """\
 a program as it is, without a pipeline file; the run's folder gets one that repeats the run:
   profpipe ab --a git:main -- python train.py --batch 8
   profpipe ab --a set:mode= --b set:mode=--compile -- python bench.py {mode}   # A: without the argument
-  profpipe ab --b env:OMP_NUM_THREADS=1 --stop -- python train.py              # its first 25 steps"""
+  profpipe ab --b env:OMP_NUM_THREADS=1 --stop -- python train.py              # its first 25 steps
+  profpipe ab --b change:loader_workers -- python train.py     # `profpipe list changes`: changes from outside"""
 
 #: Pairs below which no verdict `faster` or `slower` is possible.
 _PAIRS = 8
@@ -43,7 +44,7 @@ _CAPTURES = 3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_pipeline(parser, "profpipe ab", "of the file on both sides")
     spec: dict[str, Any] = {"action": "append", "default": [], "metavar": "SPEC"}
-    kinds = "git:REV, dir:PATH, set:KEY=VALUE, env:NAME=VALUE or python:PATH (repeatable)"
+    kinds = "git:REV, dir:PATH, set:KEY=VALUE, env:NAME=VALUE, python:PATH or change:NAME (repeatable)"
     parser.add_argument("--a", help=f"what A is: {kinds}; without it A is the pipeline as it is", **spec)
     parser.add_argument("--b", help="what B is, in the same form as --a", **spec)
     parser.add_argument("--aa", action="store_true", help="the same on both sides: how often are verdicts false here?")

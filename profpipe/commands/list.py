@@ -1,4 +1,4 @@
-"""``profpipe list``: the workloads of a pipeline and their cases, or the studies that profpipe brings along."""
+"""``profpipe list``: the workloads of a pipeline and their cases, or the studies and changes that profpipe has."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from profpipe.job import count_cases, readable
 EXAMPLES = """\
   profpipe list              # the workloads of pipeline.yaml
   profpipe list studies      # the studies that profpipe brings along
+  profpipe list changes      # what `profpipe ab --b change:NAME` can change in a program from outside
   profpipe list accuracy     # the workloads of one of them, or of a file"""
 
 #: The first sentence of the comment at the top of a study.
@@ -19,13 +20,15 @@ _QUESTION = re.compile(r"#\n# (.+?[?.])(?=\s)", re.DOTALL)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    what = "pipeline file or study (default: pipeline.yaml); `studies` lists the studies"
+    what = "pipeline file or study (default: pipeline.yaml); `studies` and `changes` list those"
     parser.add_argument("pipeline", nargs="?", help=what)
 
 
 def main(args: argparse.Namespace) -> int:
     if args.pipeline == "studies" and not Path("studies").exists():
         return _list_studies()
+    if args.pipeline == "changes" and not Path("changes").is_file():
+        return _list_changes()
     from profpipe.config import loader
     from profpipe.results import folders
     from profpipe.runner import plan, secret_values
@@ -40,6 +43,16 @@ def main(args: argparse.Namespace) -> int:
         print(f"{name}: {program}, {count_cases(len(cases))} under {', '.join(workload.profilers)}")
         for case in cases:
             print(f"  {readable(case.id)}")
+    return errors.OK
+
+
+def _list_changes() -> int:
+    """Print the name of each change, what it does, and what to write into the program instead."""
+    for path in plugins.files("changes", "*.py"):
+        change = plugins.load_module(path)
+        numerics = " Alters numerics." if change.ALTERS_NUMERICS else ""
+        print(f"{path.stem:20} {(change.__doc__ or '').strip()}{numerics}\n{'':20} {change.CODE}")
+    print("\nMeasure one: profpipe ab --b change:NAME -- python train.py")
     return errors.OK
 
 

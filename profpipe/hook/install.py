@@ -13,7 +13,7 @@ import weakref
 from typing import Any, Callable, Dict, Tuple
 
 from profpipe import ranges
-from profpipe.hook import modules, settings, span, steps
+from profpipe.hook import changes, modules, settings, span, steps
 from profpipe.hook.steps import ProcessSteps
 
 # --- functions of torch.compile --------------------------------------------------------------------------------------
@@ -106,6 +106,8 @@ def _versions(optimizer: Any) -> Any:
 
 def after_import(name: str) -> None:
     """Install the hooks for the module ``name``, which this process has just imported."""
+    if name == "torch":
+        changes.apply(sys.modules["torch"])
     given, process_steps = settings.read(), steps.read_process_steps()
     if given is not None and given.capture is not None and name == "torch":
         _note_import(given.path("torch"))

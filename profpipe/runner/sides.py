@@ -9,11 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
-from profpipe import masking
+from profpipe import masking, plugins
 from profpipe.config.models import Workload
 from profpipe.errors import ConfigError, ToolMissing, did_you_mean
+from profpipe.hook import changes
 from profpipe.job import Missing, Tool
 from profpipe.results import atomic, manifest
 from profpipe.results.manifest import NoCaptures, PairsEntry, SideEntry
@@ -50,6 +52,7 @@ class SpecKind(str, Enum):
     SET = "set"
     ENV = "env"
     PYTHON = "python"
+    CHANGE = "change"
 
     __str__ = str.__str__
 
@@ -67,7 +70,7 @@ class Spec:
         word, colon, value = text.partition(":")
         kinds = [str(kind) for kind in SpecKind]
         if not colon or word not in kinds:
-            remedy = "Write git:REV, dir:PATH, set:KEY=VALUE, env:NAME=VALUE or python:PATH."
+            remedy = "Write git:REV, dir:PATH, set:KEY=VALUE, env:NAME=VALUE, python:PATH or change:NAME."
             hint = did_you_mean(word, kinds) if colon else ""
             raise ConfigError(option, f"{text!r} describes no side.", hint if hint.startswith("Did") else remedy)
         kind = SpecKind(word)
@@ -91,8 +94,14 @@ class Spec:
 
     def published_from(self, folder: Path) -> str:
         """Return ``published`` with a path that is relative to ``folder``, as a command typed there needs it."""
-        is_path = self.kind in (SpecKind.DIR, SpecKind.PYTHON) and not Path(self.value).is_absolute()
-        return f"{self.kind}:{os.path.relpath(self.value, folder)}" if is_path else self.published
+        is_path = self.kind in (SpecKind.DIR, SpecKind.PYTHON) or self.is_file
+        is_relative = is_path and not Path(self.value).is_absolute()
+        return f"{self.kind}:{os.path.relpath(self.value, folder)}" if is_relative else self.published
+
+    @property
+    def is_file(self) -> bool:
+        """Whether this is a change in a file of the user."""
+        return self.kind is SpecKind.CHANGE and self.value.endswith(".py")
 
 
 _EXAMPLES: Mapping[SpecKind, str] = {
@@ -101,6 +110,7 @@ _EXAMPLES: Mapping[SpecKind, str] = {
     SpecKind.SET: "set:impl=sdpa_flash",
     SpecKind.ENV: "env:TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1",
     SpecKind.PYTHON: "python:../other-venv/bin/python",
+    SpecKind.CHANGE: "change:tf32",
 }
 
 
@@ -177,7 +187,8 @@ def overrides(specs: Iterable[Spec]) -> list[str]:
 def create(label: str, specs: Sequence[Spec], request: RunRequest) -> PairSide:
     """Return a side. ``request`` is the user's own with ``overrides(specs)``."""
     option = f"--{label.lower()}"
-    request, python = _move_to_working_folder(for_pairs(request, specs)), sys.executable
+    variables = _variables(specs, request, option)
+    request, python = _move_to_working_folder(for_pairs(request, variables)), sys.executable
     repository, commit, prefix = None, "", ""
     for spec in specs:
         if spec.kind is SpecKind.GIT:
@@ -193,9 +204,35 @@ def create(label: str, specs: Sequence[Spec], request: RunRequest) -> PairSide:
     return PairSide(label, tuple(specs), request, python, repository, commit, prefix)
 
 
-def for_pairs(request: RunRequest, specs: Iterable[Spec] = ()) -> RunRequest:
+def _variables(specs: Sequence[Spec], request: RunRequest, option: str) -> dict[str, str]:
+    """Return the environment variables of a side: those of ``env:``, and those that apply its changes.
+
+    Raises ConfigError for a change that is not there, and for a workload that cannot be changed from outside.
+    """
+    variables: dict[str, str] = {}
+    paths = []
+    for spec in (spec for spec in specs if spec.kind is SpecKind.CHANGE):
+        path = Path(spec.value).resolve() if spec.is_file else plugins.find("changes", f"{spec.value}.py")
+        if path is None or not path.is_file():
+            hint = did_you_mean(spec.value, [path.stem for path in plugins.files("changes", "*.py")])
+            raise ConfigError(
+                option, f"there is no change {spec.value!r}.", f"{hint} `profpipe list changes` prints all."
+            )
+        variables |= getattr(plugins.load_module(path), "VARIABLES", {})
+        paths.append(str(path))
+    if paths:
+        variables[changes.VARIABLE] = os.pathsep.join(paths)
+        chosen = request.workloads or tuple(request.pipeline.workloads)
+        for name in chosen:
+            workload = request.pipeline.workloads[name]
+            if workload.command is None or not workload.hook:
+                what = f"change: needs a program that the start-up hook watches, and workload '{name}' is none."
+                raise ConfigError(option, what, "Leave the workload out with -w.")
+    return {**variables, **dict(spec.value.split("=", 1) for spec in specs if spec.kind is SpecKind.ENV)}
+
+
+def for_pairs(request: RunRequest, variables: Mapping[str, str] = MappingProxyType({})) -> RunRequest:
     """Return the request with short processes, without profilers, and with the variables of a side."""
-    variables = dict(spec.value.split("=", 1) for spec in specs if spec.kind is SpecKind.ENV)
     workloads = {name: _shorten_workload(workload, variables) for name, workload in request.pipeline.workloads.items()}
     pipeline = request.pipeline.model_copy(update={"workloads": workloads})
     return replace(request, pipeline=pipeline, profilers=("plain",)).with_secrets({})

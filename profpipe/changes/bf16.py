@@ -1,0 +1,25 @@
+"""bf16 autocast round the outermost module; its outputs are float32 again, as the loss expects them."""
+
+from profpipe.hook import changes
+
+ALTERS_NUMERICS = True
+CODE = "with torch.autocast(device, torch.bfloat16): output = model(input)"
+
+
+def apply(torch):  # type: ignore[no-untyped-def]
+    def cast(module):  # type: ignore[no-untyped-def]
+        forward, device = module.forward, changes.device_of(module)
+        tree_map = torch.utils._pytree.tree_map
+
+        def to_float32(value):  # type: ignore[no-untyped-def]
+            is_cast = isinstance(value, torch.Tensor) and value.dtype is torch.bfloat16
+            return value.float() if is_cast else value
+
+        def forward_in_bf16(*args, **kwargs):  # type: ignore[no-untyped-def]
+            with torch.autocast(device, torch.bfloat16):
+                output = forward(*args, **kwargs)
+            return tree_map(to_float32, output)
+
+        module.forward = forward_in_bf16
+
+    changes.at_first_call(torch, cast)

@@ -1,0 +1,10 @@
+"""Weights of convolutions lie in memory with their channels last."""
+
+from profpipe.hook import changes
+
+ALTERS_NUMERICS = False
+CODE = "model = model.to(memory_format=torch.channels_last)"
+
+
+def apply(torch):  # type: ignore[no-untyped-def]
+    changes.at_first_call(torch, lambda module: module.to(memory_format=torch.channels_last))

@@ -1,0 +1,13 @@
+"""DistributedDataParallel keeps gradients in its buckets, and takes its graph for constant."""
+
+from profpipe.hook import changes
+
+ALTERS_NUMERICS = False
+CODE = "DistributedDataParallel(..., gradient_as_bucket_view=True, static_graph=True)"
+
+
+def apply(torch):  # type: ignore[no-untyped-def]
+    from torch.nn.parallel import DistributedDataParallel
+
+    given = {"gradient_as_bucket_view": True, "static_graph": True}
+    changes.with_arguments(DistributedDataParallel, lambda *args, **kwargs: given)

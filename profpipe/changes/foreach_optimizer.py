@@ -1,0 +1,11 @@
+"""Optimizers update all parameters by one call for each operation."""
+
+from profpipe.hook import changes
+
+ALTERS_NUMERICS = False
+CODE = "torch.optim.AdamW(..., foreach=True)"
+
+
+def apply(torch):  # type: ignore[no-untyped-def]
+    for kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):
+        changes.with_arguments(kind, lambda *args, **kwargs: {"foreach": True})

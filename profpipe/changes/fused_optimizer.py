@@ -1,0 +1,11 @@
+"""Adam, AdamW and SGD as one fused kernel for all parameters."""
+
+from profpipe.hook import changes
+
+ALTERS_NUMERICS = False
+CODE = "torch.optim.AdamW(..., fused=True)"
+
+
+def apply(torch):  # type: ignore[no-untyped-def]
+    for kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):
+        changes.with_arguments(kind, lambda *args, **kwargs: {"fused": True, "foreach": None})
