@@ -49,6 +49,8 @@ REPLAY = "CUDAGraph"
 
 #: Set by the runner for the process of a workload: the profiler that it runs under.
 PROFILER_VARIABLE = "PROFPIPE_PROFILER"
+#: The files of the changes of a program's processes (``profpipe.changes``), divided like the entries of PATH.
+CHANGES_VARIABLE = "PROFPIPE_CHANGES"
 
 #: Opens a range and returns the function that closes it; None where nothing records.
 Open = Callable[[str], Optional[Callable[[], object]]]

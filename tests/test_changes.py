@@ -63,7 +63,7 @@ def measured(folder, *changes, exit_code=0):
     words += ["--pairs", "1", "--captures", "0", "--env", "TORCH_COMPILE_DISABLE=1", "--", sys.executable, "p.py"]
     profpipe(folder, "ab", "-q", *words, exit_code=exit_code)
     logs = [next((folder / "out" / "latest").glob(f"raw/*/pair-01/{side}/log.txt")).read_text() for side in "AB"]
-    return [json.loads(log.rpartition("SEEN")[2] or "{}") for log in logs], logs[1]
+    return [json.loads(log.partition("SEEN")[2] or "{}") for log in logs], logs[1]
 
 
 @pytest.mark.slow

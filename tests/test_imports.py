@@ -41,6 +41,7 @@ MAY_IMPORT = {
     # Both run inside the workload's process.
     "measure": {"hook"},
     "hook": set(),
+    "changes": {"hook"},
     # For the types of the settings, not at run time.
     "job": {"config"},
     # The marks of a program, and its access to results; both are imported at their first use.

@@ -7,13 +7,12 @@ import os
 import sys
 from typing import Any, Callable, Dict
 
-#: The files of the changes of this process, divided like the entries of PATH.
-VARIABLE = "PROFPIPE_CHANGES"
+from profpipe import ranges
 
 
 def apply(torch: Any) -> None:
     """Apply the changes to the process, which has imported torch. One that fails ends the process with its reason."""
-    for path in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
+    for path in filter(None, os.environ.get(ranges.CHANGES_VARIABLE, "").split(os.pathsep)):
         namespace: Dict[str, Any] = {"__name__": "profpipe_change", "__file__": path}
         try:
             with open(path, "rb") as file:

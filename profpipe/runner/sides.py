@@ -12,10 +12,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from profpipe import masking, plugins
+from profpipe import masking, plugins, ranges
 from profpipe.config.models import Workload
 from profpipe.errors import ConfigError, ToolMissing, did_you_mean
-from profpipe.hook import changes
 from profpipe.job import Missing, Tool
 from profpipe.results import atomic, manifest
 from profpipe.results.manifest import NoCaptures, PairsEntry, SideEntry
@@ -221,7 +220,7 @@ def _variables(specs: Sequence[Spec], request: RunRequest, option: str) -> dict[
         variables |= getattr(plugins.load_module(path), "VARIABLES", {})
         paths.append(str(path))
     if paths:
-        variables[changes.VARIABLE] = os.pathsep.join(paths)
+        variables[ranges.CHANGES_VARIABLE] = os.pathsep.join(paths)
         chosen = request.workloads or tuple(request.pipeline.workloads)
         for name in chosen:
             workload = request.pipeline.workloads[name]
