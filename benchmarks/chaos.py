@@ -185,16 +185,21 @@ def _set_back(chaos: Chaos, project: Path, dice: random.Random) -> None:
 
 
 def _kill_supervisor(chaos: Chaos, project: Path, dice: random.Random) -> None:
-    pid = chaos.start(project, "start")
-    time.sleep(dice.uniform(0.1, 2.0))
-    # A thread of the runner started it.
-    children = " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
-    for name in children.split():
-        if b"supervisor.py" in Path(f"/proc/{name}/cmdline").read_bytes():
-            (project / "once").touch()
-            os.kill(pid, signal.SIGKILL)
-            os.kill(int(name), signal.SIGKILL)
+    pid, deadline = chaos.start(project, "start"), time.monotonic() + 10
+    while not _supervisors(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(dice.uniform(0, 1.5))
+    for supervisor in _supervisors(pid):
+        (project / "once").touch()
+        os.kill(pid, signal.SIGKILL)
+        os.kill(supervisor, signal.SIGKILL)
     os.waitpid(pid, 0)
+
+
+def _supervisors(pid: int) -> list[int]:
+    # A thread of the runner started it.
+    children = " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")).split()
+    return [int(name) for name in children if b"supervisor.py" in Path(f"/proc/{name}/cmdline").read_bytes()]
 
 
 def _locked(chaos: Chaos, project: Path, dice: random.Random) -> None:
