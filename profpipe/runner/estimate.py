@@ -230,7 +230,7 @@ class Estimates:
         new_s = max(scale - saved_s, 0.0) * _model(workload, job.profiler, self.is_on_gpu)
         share = len(job.guided.chosen) / (job.settings.ncu.top * len(job.cases)) if job.guided else 1.0
         seconds = {case.id: past.case_s(case) for case in runnable}
-        share *= job.settings.timing.budget_s / workload.timing.budget_s if job.script else 1.0
+        share *= _lengths(job.settings.timing.budget_s / workload.timing.budget_s) if job.script else 1.0
         return {
             "": process_s,
             **{case: share * (new_s if case_s is None else case_s) for case, case_s in seconds.items()},
@@ -348,7 +348,12 @@ def _count_lengths(run: Manifest, entry: JobEntry, workload: Workload) -> float:
         return 1.0
     is_long = not workload.is_command and pair_blocks.is_long(int(pair[1]), entry.workload, run.ab)
     rounds = workload.timing.rounds
-    return pair_blocks.count_visits(rounds, workload.repeats) / rounds if is_long else 1.0
+    return _lengths(pair_blocks.count_visits(rounds, workload.repeats) / rounds) if is_long else 1.0
+
+
+def _lengths(visits: float) -> float:
+    """Return how many times as long a case takes with so many times the visits, which compile and check nothing."""
+    return 1 + (visits - 1) / 3
 
 
 def _seconds_of_cases(folder: Path) -> Mapping[_CaseKey, tuple[str, float]]:
