@@ -87,7 +87,7 @@ def test_the_live_line_says_job_case_round_and_time(tmp_path):
     display.case_started("case=1")
     display.case_ended("case=1", "ok")
     display.case_started("case=2", 2)
-    assert display.line() == "[2/6] attention under fake | 0 s so far | about 1 min 0 s left | case 2 of 2: case=2"
+    assert display.line() == "[2/6] attention under fake | 0 s so far | about 1 min 20 s left | case 2 of 2: case=2"
     display.case_started("case=2", 1, 2, 4)
     assert display.line().endswith("| case 1 of 2, round 2 of 4: case=2")
 
@@ -135,16 +135,16 @@ def test_the_time_left_follows_how_fast_the_parts_of_a_job_go(tmp_path, monkeypa
     display = Display(stream)
     display.job_started(job, 1, 2, ({"": 4.0, "case=1": 10.0, "case=2": 10.0}, 30.0))
     assert stream.getvalue() == "[1/2] attention under fake: 2 cases, about 54 s left\n"
-    # The process takes twice as long as the estimate: so may all the rest.
+    # The process is 4 s late, and the whole would take 54 s.
     now[0] += 8
-    assert display.left_s(now[0]) == pytest.approx(50 * (1 + 4 / 24))
+    assert display.left_s(now[0]) == pytest.approx(50 * (1 + 4 / 54))
     # A case that is skipped takes none of its time, and the last visit three times as long as those before.
     display.case_started("case=1", 1, 1, 3)
     display.case_started("case=2", 2, 1, 3)
     display.case_ended("case=2", "skipped")
     display.case_started("case=1", 1, 3, 3)
     now[0] += 6
-    assert display.left_s(now[0]) == pytest.approx(32 * (1 + 2 / 14))
+    assert display.left_s(now[0]) == pytest.approx(32 * (1 + 2 / 44))
 
 
 @pytest.mark.parametrize(

@@ -74,14 +74,14 @@ class _SlotDisplay(ProgressListener):
     def left_s(self, now: float) -> float | None:
         """Return the seconds until the end of the run, or None.
 
-        They are those of the estimate where the job has done nothing yet, and as much longer as its parts so far took.
+        They are those of the estimate, longer by the share of the whole by which the job is behind its estimate.
         """
         if self._parts is None:
             return None
-        job_s, spent_s = sum(self._parts.values()), now - self._began
+        total_s = sum(self._parts.values()) + self._display.later_s
         done_s = self._ended_s + min(now - self._part_began, self._part_s)
-        rate = 1 + (spent_s - done_s) / job_s if job_s else 1.0
-        return max(rate, 0.5) * (max(job_s - done_s, 0.0) + self._display.later_s)
+        rate = 1 + (now - self._began - done_s) / total_s if total_s else 1.0
+        return max(rate, 0.5) * max(total_s - done_s, 0.0)
 
     def case_ended(self, case: str, status: str, reason: str = "") -> None:
         self._ended[case] = status
