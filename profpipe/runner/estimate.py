@@ -47,8 +47,8 @@ from profpipe.runner.request import ExaminedMachine, RunRequest
 _CPU_PROCESS_S: Final = 2.0
 _CPU_CASE_S, _CPU_BUDGETS, _CPU_BUDGETS_RECORDED = 0.4, 2.8, 1.6
 #: Of profpipe itself: its start, before it knows the jobs, and plan, tables and report, for a run and for each case
-#: under a profiler. The recording of a program has some 100,000 events.
-_START_S, _REPORT_S, _READ_S, _READ_RECORDING_S = 1.5, 2.0, 0.1, 5.0
+#: under a profiler. The recording of a program has some 100,000 events on a GPU, and 5,000 on a CPU.
+_START_S, _REPORT_S, _READ_S, _READ_RECORDING_S, _READ_ON_CPU_S = 1.5, 2.0, 0.1, 5.0, 1.0
 
 #: Workload, case and profiler.
 _CaseKey = tuple[str, str, str]
@@ -153,7 +153,9 @@ class Estimates:
         if own_s is not None and not run.ab:
             skipped = {key for key, (status, _) in seconds.items() if status == Status.SKIPPED}
             counts = [(e, sum((e.workload, case, e.profiler) not in skipped for case in e.cases)) for e in run.jobs]
-            model_s = sum(_reading_s(run.is_command(e.workload), e.profiler, count) for e, count in counts)
+            model_s = sum(
+                _reading_s(run.is_command(e.workload), e.profiler, count, self.is_on_gpu) for e, count in counts
+            )
             self.overhead_ratios.append(own_s / (_REPORT_S + model_s))
 
     def _add(
@@ -255,11 +257,12 @@ class Estimates:
 
     def own_s(self, jobs: Iterable[Job]) -> float:
         """Return the seconds of profpipe outside the processes: its start, reading, tables and the report."""
-        read = (
-            _reading_s(job.script is None, job.profiler, sum(not self._is_skipped(job, case) for case in job.cases))
+        counts = (
+            (job, sum(not self._is_skipped(job, case) for case in job.cases))
             for job in jobs
             if not isinstance(job.tool, Missing)
         )
+        read = (_reading_s(job.script is None, job.profiler, count, self.is_on_gpu) for job, count in counts)
         return _START_S + (_recent(self.overhead_ratios) or 1.0) * (_REPORT_S + sum(read))
 
     def total_s(self, jobs: Sequence[Job], slots: int = 1) -> float | None:
@@ -318,8 +321,10 @@ def _declared(script: Path) -> tuple[Mapping[str, Mapping[Any, str]], Mapping[st
         return {}, {}  # the process of the workload says what is wrong with its file
 
 
-def _reading_s(is_program: bool, profiler: str, cases: int) -> float:
-    return _READ_RECORDING_S if is_program and profiler != "plain" else _READ_S * cases
+def _reading_s(is_program: bool, profiler: str, cases: int, is_on_gpu: bool) -> float:
+    if is_program and profiler != "plain":
+        return _READ_RECORDING_S if is_on_gpu else _READ_ON_CPU_S
+    return _READ_S * cases
 
 
 def _earlier(out: Path, before: Path | None) -> Iterator[tuple[Path, Manifest]]:
