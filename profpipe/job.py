@@ -588,8 +588,13 @@ class ProgressListener:
         """Return the listener of jobs that run beside others, by the name of their GPU: ``GPU 1``."""
         return self
 
-    def job_started(self, job: Job, index: int, total: int) -> None:
-        """``index`` counts from 1 to ``total``."""
+    def job_started(
+        self, job: Job, index: int, total: int, left: tuple[Mapping[str, float], float] | None = None
+    ) -> None:
+        """``index`` counts from 1 to ``total``.
+
+        ``left`` are estimates in seconds, of each case of the job, where "" is its process, and of what comes after it.
+        """
 
     def case_started(self, case: str, number: int = 1, round: int = 1, rounds: int = 1) -> None:
         """The harness turned to the ``number``-th case of a round of the current job. All numbers count from 1."""

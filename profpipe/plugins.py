@@ -142,17 +142,31 @@ def parse_source(script: Path) -> ast.Module:
     return ast.parse(script.read_text(encoding="utf-8"), filename=str(script))
 
 
-def declared_params(script: Path) -> dict[str, Any] | None:
+def declared_params(script: Path, constant: str = "PARAMS") -> dict[str, Any] | None:
     """Return the literal ``PARAMS`` of a workload's file, names and defaults, or None if it declares none."""
     for node in parse_source(script).body:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         value = getattr(node, "value", None)
-        if isinstance(target, ast.Name) and target.id == "PARAMS" and value is not None:
+        if isinstance(target, ast.Name) and target.id == constant and value is not None:
             declared = ast.literal_eval(value)
             if not isinstance(declared, dict):
-                raise ValueError("PARAMS is not a mapping of names to defaults")
+                raise ValueError(f"{constant} is not a mapping of names")
             return declared
     return None
+
+
+def declared_needs(script: Path) -> dict[str, dict[Any, str]]:
+    """Return the literal ``NEEDS_GPU`` of a workload's file.
+
+    By parameter: the values that run on no CPU, and the package that each needs too, or an empty text.
+    """
+    needs = declared_params(script, "NEEDS_GPU") or {}
+    packages = [
+        package for values in needs.values() for package in (values.values() if isinstance(values, dict) else [0])
+    ]
+    if not all(isinstance(package, str) for package in packages):
+        raise ValueError("NEEDS_GPU is not a mapping of parameters to values and packages")
+    return needs
 
 
 def readable_params(script: str | None, pipeline_path: Path) -> dict[str, Any]:

@@ -95,7 +95,7 @@ class Notes(ProgressListener):
     def lane(self, name):
         return self
 
-    def job_started(self, job, index, total):
+    def job_started(self, job, index, total, left=None):
         self.calls.append(("job_started", index, total))
 
     def case_started(self, case, number=1, round=1, rounds=1):

@@ -809,6 +809,8 @@ def test_a_change_is_found_in_its_direction_and_fails_the_gate_after_a_second_bl
     assert ElementTree.parse(project / "junit.xml").getroot().find("testsuite").get("failures") == "1"
     assert verdicts_of(project) == {"n=1": "slower"}
     assert "the gate of 5 % failed: sums/n=1" in done.stderr
+    again = forked.run(project, "resume", "out/latest", "--json", env=environment())
+    assert again.returncode == 4 and "nothing was measured now." in again.stderr
     data, run = loaded(project)
     # On a busy machine the first pairs scatter, and longer ones follow.
     count = 12 if run.ab.longer else 8

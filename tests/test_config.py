@@ -389,7 +389,7 @@ def test_checking_a_pipeline_runs_no_code_of_the_workload(tmp_path):
 def test_parameters_that_are_not_literals_are_refused_with_the_reason(tmp_path):
     (tmp_path / "mine.py").write_text("PARAMS = {'a': len('x')}\n")
     message = refusal(tmp_path, "version: 1\nworkloads: {w: {script: mine.py, matrix: {a: [1]}}}")
-    assert "PARAMS must be a literal dict" in message
+    assert "PARAMS and NEEDS_GPU must be literal dicts" in message
 
 
 def test_a_script_cannot_be_taken_from_above_the_workloads_folder(tmp_path):

@@ -10,6 +10,7 @@ import forked
 import pytest
 from program import WITHOUT_TORCH
 
+from profpipe import plugins
 from profpipe.results.manifest import Manifest
 from profpipe.runner.request import RunRequest
 
@@ -94,6 +95,27 @@ def test_a_run_says_how_long_it_takes_first_from_a_model_and_then_from_the_run_b
     assert "no case measured before" in profpipe(project, "run", "--dry-run")[0]
 
 
+def test_cases_that_cannot_run_take_no_time(project):
+    printed, _ = profpipe(project, "run", "--dry-run")
+    naps = project / "naps.py"
+    naps.write_text(f"{NAPS}\nNEEDS_GPU = {{'ms': {{10: '', 20: 'no_such_package'}}}}\n")
+    assert total_s(printed) - total_s(profpipe(project, "run", "--dry-run")[0]) >= 2
+    naps.write_text(f"{NAPS}\ndef available(params):\n    return 'no nap' if params['ms'] == 20 else None\n")
+    profpipe(project, "run")
+    assert "torch: 1 case, about 2 s, in " in profpipe(project, "run", "--dry-run", "-p", "torch", "--set", "ms=20")[0]
+    naps.write_text(f"{NAPS}\nNEEDS_GPU = {{'ms': [10]}}\n")
+    assert "NEEDS_GPU is not a mapping" in profpipe(project, "run", "--dry-run", exit_code=2)[1]
+
+
+def test_workloads_say_which_implementations_need_a_gpu_or_a_package():
+    from profpipe.workload_lib import implementations as dense, varlen
+
+    for name, module in (("attention", dense), ("attention_scenarios", dense), ("varlen", varlen)):
+        needs = plugins.declared_needs(Path(__file__).parents[1] / "workloads" / f"{name}.py")["impl"]
+        rows = {impl: row for impl, row in module.IMPLEMENTATIONS.items() if not row.on_cpu}
+        assert needs == {impl: row.package.partition(".")[0].replace("torch", "") for impl, row in rows.items()}
+
+
 @pytest.mark.slow
 def test_the_length_of_a_program_is_not_made_up(tmp_path):
     (tmp_path / "slow.py").write_text("import sys, time\ntime.sleep(float(sys.argv[1]))\nsys.exit(len(sys.argv) > 2)\n")
@@ -105,7 +127,9 @@ def test_the_length_of_a_program_is_not_made_up(tmp_path):
     # A run that failed says nothing about the length of one that does not.
     profpipe(tmp_path, "run", *words, "fail", exit_code=1)
     assert "the time is not known" in profpipe(tmp_path, "run", "--dry-run", *words, "fail")[0]
-    assert profpipe(tmp_path, "run", *words)[1].startswith(unknown)
+    progress = profpipe(tmp_path, "run", "-p", "plain", "--set", "repeats=2", *words[2:])[1]
+    assert progress.startswith(unknown.replace("1 job", "2 jobs")) and "process 1 of 2: s=1.5\n" in progress
+    assert re.search(r"process 2 of 2: s=1.5, about [1-5] s left\n", progress)
     printed = profpipe(tmp_path, "run", "--dry-run", *words)[0]
     assert re.search(r"slow under plain: 1 case, about [12] s, in ", printed) and "(measured before)" in printed
     # Another argument is another case of the same program.
@@ -203,7 +227,7 @@ def test_long_cases_run_first_on_several_slots(tmp_path):
 
     def starts():
         progress = profpipe(tmp_path, "run")[1]
-        return re.findall(r"\] w under plain: s=([\d.]+)$", progress, re.MULTILINE)
+        return re.findall(r"\] w under plain: s=([\d.]+)(?:, about \d+ s left)?$", progress, re.MULTILINE)
 
     assert starts() == ["0.1", "0.2", "1.5"]
     assert starts()[0] == "1.5"

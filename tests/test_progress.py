@@ -12,7 +12,7 @@ from fake_profiler import job_of
 from jobs import change
 
 from profpipe.job import Cause, JobOutcome, Outcome, Status
-from profpipe.runner.progress import Display, duration, time_left
+from profpipe.runner.progress import Display, duration
 
 ROOT = Path(__file__).parents[1]
 
@@ -83,10 +83,11 @@ def test_the_live_line_says_job_case_round_and_time(tmp_path):
     assert display.line() == "starting"
     display.job_started(job_of(tmp_path, "pass", "pass"), 2, 6)
     assert display.line() == "[2/6] attention under fake | 0 s so far"
+    display.job_started(job_of(tmp_path, "pass", "pass"), 2, 6, ({"": 60.0}, 120.0))
     display.case_started("case=1")
     display.case_ended("case=1", "ok")
     display.case_started("case=2", 2)
-    assert display.line() == "[2/6] attention under fake | 0 s so far | about 0 s left | case 2 of 2: case=2"
+    assert display.line() == "[2/6] attention under fake | 0 s so far | about 1 min 20 s left | case 2 of 2: case=2"
     display.case_started("case=2", 1, 2, 4)
     assert display.line().endswith("| case 1 of 2, round 2 of 4: case=2")
 
@@ -128,21 +129,22 @@ def test_rich_is_not_loaded_where_nothing_is_drawn():
     assert done.stdout == "False\n"
 
 
-@pytest.mark.parametrize(
-    ("seconds_of_jobs", "jobs_left", "job_s", "job_done", "left_s"),
-    [
-        # Unknown until something has ended.
-        ([], 3, 5.0, 0.0, None),
-        # A quarter of this job took 5 s: 15 s remain of it, and two more jobs like it and the 40 s one take 30 s each.
-        ([40.0], 2, 5.0, 0.25, 15.0 + 2 * 30.0),
-        # A job that takes longer than the mean.
-        ([10.0], 0, 25.0, 0.0, 0.0),
-    ],
-)
-def test_time_left_goes_by_the_cases_of_the_current_job_and_the_mean_of_all(
-    seconds_of_jobs, jobs_left, job_s, job_done, left_s
-):
-    assert time_left(seconds_of_jobs, jobs_left, job_s, job_done) == left_s
+def test_the_time_left_follows_how_fast_the_parts_of_a_job_go(tmp_path, monkeypatch):
+    stream, job, now = io.StringIO(), job_of(tmp_path, "pass", "pass"), [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    display = Display(stream)
+    display.job_started(job, 1, 2, ({"": 4.0, "case=1": 10.0, "case=2": 10.0}, 30.0))
+    assert stream.getvalue() == "[1/2] attention under fake: 2 cases, about 54 s left\n"
+    # The process is 4 s late, and the whole would take 54 s.
+    now[0] += 8
+    assert display.left_s(now[0]) == pytest.approx(50 * (1 + 4 / 54))
+    # A case that is skipped takes none of its time, and the last visit three times as long as those before.
+    display.case_started("case=1", 1, 1, 3)
+    display.case_started("case=2", 2, 1, 3)
+    display.case_ended("case=2", "skipped")
+    display.case_started("case=1", 1, 3, 3)
+    now[0] += 6
+    assert display.left_s(now[0]) == pytest.approx(32 * (1 + 2 / 44))
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,25 @@ PARAMS = {
     "memory_cap_gib": 0.0,  # limits torch's GPU memory, to simulate a smaller GPU; 0: no limit
 }
 
+#: Values that run on no CPU, with the package that they need too. The estimate of a run reads this without an import.
+NEEDS_GPU = {
+    "impl": {
+        "sdpa_efficient": "",
+        "sdpa_cudnn": "",
+        "flex": "",
+        "fa2": "flash_attn",
+        "fa3": "flash_attn_interface",
+        "fa4": "flash_attn",
+        "sage": "sageattention",
+        "sage1": "sageattention",
+        "sage2": "sageattention",
+        "sparge_fp16": "spas_sage_attn",
+        "sparge_fp8": "spas_sage_attn",
+        "sta": "fastvideo_kernel",
+        "xformers": "xformers",
+    }
+}
+
 
 def build(params: Mapping[str, Any]) -> Callable[[], object]:
     """Allocate the inputs on the GPU (else the CPU) and return the callable that runs one iteration.

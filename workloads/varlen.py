@@ -35,6 +35,18 @@ PARAMS = {
     "seed": 0,
 }
 
+#: As in ``attention``.
+NEEDS_GPU = {
+    "impl": {
+        "fa2": "flash_attn",
+        "fa3": "flash_attn_interface",
+        "fa4": "flash_attn",
+        "xformers": "xformers",
+        "torch_varlen": "",
+        "flex": "",
+    }
+}
+
 
 def build(params: Mapping[str, Any]) -> Callable[[], object]:
     """Allocate the inputs on the GPU (else the CPU) and return the callable that runs one iteration.

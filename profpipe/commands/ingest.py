@@ -229,15 +229,19 @@ def _read(paths: Sequence[Path], step_range: str = "") -> Iterator[reader.Read |
     from profpipe.ingest import reader
 
     for source in reader.sources_of_paths(paths):
-        with tempfile.TemporaryDirectory(prefix="profpipe-") as folder:
-            try:
-                path = exported(source.path, Path(folder))
-            except UnreadableFile as refused:
-                yield reader.Refusal(source, refused.what, refused.remedy)
-            else:
-                source = replace(source, path=path, step_range=step_range)
-                read = reader.ingest([source], plugins.current_folder())
-                yield from map(_refuse_empty, read)
+        source = replace(source, step_range=step_range)
+        (result,) = reader.ingest([source], plugins.current_folder())
+        # To load the profilers takes longer than to find that no parser knows a report.
+        if isinstance(result, reader.Refusal):
+            with tempfile.TemporaryDirectory(prefix="profpipe-") as folder:
+                try:
+                    path = exported(source.path, Path(folder))
+                except UnreadableFile as refused:
+                    result = reader.Refusal(source, refused.what, refused.remedy)
+                else:
+                    if path != source.path:
+                        (result,) = reader.ingest([replace(source, path=path)], plugins.current_folder())
+        yield _refuse_empty(result)
 
 
 def exported(path: Path, folder: Path) -> Path:

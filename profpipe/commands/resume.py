@@ -211,7 +211,7 @@ def finish(folder: Path, args: argparse.Namespace) -> int:
             store.save_csv(folder, run.data)
         result = rendering.judge(folder, text.shorten_tables(run.data), run.manifest)
         if args.json or args.quiet:
-            rendering.print_result(result, args)
+            rendering.print_result(result, args, is_measured=False)
         else:
             print(f"{folder.name} has nothing left to do.")
             if args.more is not None:

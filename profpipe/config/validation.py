@@ -279,9 +279,10 @@ def _check_script(at: str, workload: Workload, script: str, path: Path) -> Itera
         return
     try:
         declared = plugins.declared_params(script_file)
+        plugins.declared_needs(script_file)
         problem = plugins.find_build_problem(script_file)
     except (SyntaxError, ValueError) as error:
-        yield f"{at}.script", f"{shown(script_file)}: {error}.", "PARAMS must be a literal dict of names and defaults."
+        yield f"{at}.script", f"{shown(script_file)}: {error}.", "PARAMS and NEEDS_GPU must be literal dicts."
         return
     if problem is not None:
         what, build_line = problem

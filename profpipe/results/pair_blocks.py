@@ -50,6 +50,11 @@ def is_long(pair: int, workload: str, settings: PairsEntry) -> bool:
     return is_longer or block_of(pair, settings) is PairBlock.FURTHER
 
 
+def count_visits(rounds: int, repeats: int) -> int:
+    """Return the visits to a case in each process of a long pair."""
+    return max(rounds, min(VISITS, repeats))
+
+
 def first_further(settings: PairsEntry) -> int:
     """Return the number of the first further pair. Without a gate the further pairs follow the first block."""
     return settings.pairs * (1 if settings.gate is None else 2) + 1

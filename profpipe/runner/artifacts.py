@@ -296,6 +296,12 @@ def makes_equal_steps(job: Job) -> bool:
     return len(ends) == 1 and all(len(end) == 2 and end[0] in rules for end in ends)
 
 
+def seconds_after_steps(plain: Job, steps: ChosenSteps) -> float:
+    """Return the seconds of the steps that ``plain`` made after the ``steps`` to record."""
+    last = steps.offset + steps.stride * (steps.warmup + steps.measure)
+    return sum(wall_ns for times in _step_times(plain).values() for wall_ns, _ in times[last:]) / 1e9
+
+
 def is_ended_early(job: Job) -> bool:
     """Return True if the hook ended the program after its steps, because profpipe chose it."""
     steps = job.settings.steps

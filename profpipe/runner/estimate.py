@@ -1,27 +1,34 @@
 """Estimate how long a run takes: from earlier runs of the same cases on the same GPU, else from a model.
 
 An earlier run tells the seconds of each process (``run.json``) and of each case in it (table ``cases``). What it does
-not tell follows from the model, scaled by what is known of the same workload. A program that has not ended well once
-has no known length. `profpipe.db` has no settings of a case, so that it cannot tell whether a case is the same.
+not tell follows from the model, scaled by what is known of the same workload. So do the jobs of a run that have ended
+for those that are left. A program that has not ended well once has no known length. `profpipe.db` has no settings of a
+case, so that it cannot tell whether a case is the same.
 """
 
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+import pandas as pd
+
+from profpipe import plugins
 from profpipe.config.models import Pipeline, Workload
 from profpipe.errors import ConfigError
 from profpipe.job import Case, Job, Missing, Status
 from profpipe.profilers import find_traits
-from profpipe.results import manifest, manifest_entries, store
+from profpipe.results import manifest, manifest_entries, pair_blocks, store
 from profpipe.results.manifest import JobEntry, Manifest
 from profpipe.runner import guided_ncu
 from profpipe.runner.request import ExaminedMachine, RunRequest
@@ -36,12 +43,15 @@ from profpipe.runner.request import ExaminedMachine, RunRequest
 # (``job.Traits``).
 
 #: The same on a CPU. Calls are long and their times scatter: sampling, warm-up and the loop without a profiler use the
-#: budget (`budget_s`) two to three times, a recorded loop with its warm-up about once.
-_CPU_PROCESS_S: Final = 4.0
-_CPU_CASE_S, _CPU_BUDGETS, _CPU_BUDGETS_RECORDED = 0.4, 2.5, 1.3
+#: budget (`budget_s`) about three times, a recorded loop with its warm-up one to two times.
+_CPU_PROCESS_S: Final = 2.0
+_CPU_CASE_S, _CPU_BUDGETS, _CPU_BUDGETS_RECORDED = 0.4, 2.8, 1.6
 #: Of profpipe itself: its start, before it knows the jobs, and plan, tables and report, for a run and for each case
-#: under a profiler. The recording of a program has some 100,000 events.
-_START_S, _REPORT_S, _READ_S, _READ_RECORDING_S = 1.5, 2.0, 0.1, 5.0
+#: under a profiler. The recording of a program has some 100,000 events on a GPU, and 5,000 on a CPU.
+_START_S, _REPORT_S, _READ_S, _READ_RECORDING_S, _READ_ON_CPU_S = 1.5, 2.0, 0.1, 5.0, 1.0
+
+#: Workload, case and profiler.
+_CaseKey = tuple[str, str, str]
 
 #: Earlier runs that are read, the newest first, and how many of them give the median of a case.
 _RUNS, _RECENT = 8, 3
@@ -96,9 +106,13 @@ class Estimates:
 
     pipeline: Pipeline
     is_on_gpu: bool
+    #: By how many seconds a program ends before it did under plain, by the folder of its job.
+    saved_s: Mapping[Path, float] = field(default_factory=dict)
     past: dict[tuple[str, str], _Past] = field(default_factory=dict)
     #: By how much the work of profpipe itself took longer in the newest runs than in the model.
     overhead_ratios: list[float] = field(default_factory=list)
+    #: By workload and case: whether the newest run with the same settings skipped it, under any profiler.
+    skipped: dict[tuple[str, str], bool] = field(default_factory=dict)
 
     @classmethod
     def read(cls, request: RunRequest, machine: ExaminedMachine, before: Path | None = None) -> Estimates:
@@ -109,26 +123,49 @@ class Estimates:
         here = Manifest(machine=manifest.parse(manifest.Machine, machine.described))
         made = cls(manifest_entries.published(request.pipeline, request.secrets), bool(here.machine.gpus))
         for folder, run in _earlier(request.out, before):
-            if run.device[0] != here.device[0] or run.schema_version != here.schema_version or run.nodes:
-                continue
-            seconds = _seconds_of_cases(folder)
-            for (name, profiler), entries in _group_processes(run).items():
-                workload = run.workload(name)
-                if workload is not None and name in made.pipeline.workloads:
-                    made._add(name, profiler, workload, entries, seconds)
-            own_s = _own_s(run)
-            if own_s is not None and not run.ab:
-                model_s = sum(_reading_s(run.is_command(e.workload), e.profiler, len(e.cases)) for e in run.jobs)
-                made.overhead_ratios.append(own_s / (_REPORT_S + model_s))
+            if run.device[0] == here.device[0] and run.schema_version == here.schema_version and not run.nodes:
+                made._learn(run, _seconds_of_cases(folder))
         return made
+
+    def add_run(self, run: Manifest, cases: pd.DataFrame, saved_s: Mapping[Path, float]) -> Estimates:
+        """Return the estimates with what the jobs tell that have ended in a run that goes on."""
+        made = Estimates(self.pipeline, self.is_on_gpu, saved_s)
+        made._learn(run, _read_seconds(cases))
+        made.overhead_ratios += self.overhead_ratios
+        made.skipped = {**self.skipped, **made.skipped}
+        for key, earlier in self.past.items():
+            past = made.past.setdefault(key, _Past())
+            past.ratios = past.ratios or earlier.ratios
+            past.process_s += earlier.process_s
+            for case, seconds in earlier.cases.items():
+                past.cases.setdefault(case, []).extend(seconds)
+        return made
+
+    def _learn(self, run: Manifest, seconds: Mapping[_CaseKey, tuple[str, float]]) -> None:
+        """Add what a run tells, after newer runs. ``seconds`` are the status and the seconds of its cases."""
+        for (name, profiler), entries in _group_processes(run).items():
+            workload = run.workload(name)
+            # A guided job of ncu becomes several, and without all of them the length of a case is not known.
+            is_part = profiler == "ncu" and workload and workload.ncu.kernels == "guided" and not run.ended
+            if workload is not None and name in self.pipeline.workloads and not is_part:
+                self._add(run, name, profiler, workload, entries, seconds)
+        own_s = _own_s(run)
+        if own_s is not None and not run.ab:
+            skipped = {key for key, (status, _) in seconds.items() if status == Status.SKIPPED}
+            counts = [(e, sum((e.workload, case, e.profiler) not in skipped for case in e.cases)) for e in run.jobs]
+            model_s = sum(
+                _reading_s(run.is_command(e.workload), e.profiler, count, self.is_on_gpu) for e, count in counts
+            )
+            self.overhead_ratios.append(own_s / (_REPORT_S + model_s))
 
     def _add(
         self,
+        run: Manifest,
         name: str,
         profiler: str,
         workload: Workload,
         entries: Sequence[JobEntry],
-        seconds: Mapping[tuple[str, str, str], tuple[str, float]],
+        seconds: Mapping[_CaseKey, tuple[str, float]],
     ) -> None:
         """Add what the processes of an earlier run tell, after those of newer runs."""
         planned = self.pipeline.workloads[name]
@@ -138,24 +175,31 @@ class Estimates:
         is_guided = profiler == "ncu" and workload.ncu.kernels == "guided"
         ratios, rests, case_seconds = [], [], dict[str, list[float]]()
         for entry in entries:
-            rows = {case: seconds.get((name, case, profiler), ("", 0.0)) for case in entry.cases}
+            # The table has the cases of the sides of an `ab` run by another name, and a run that goes on by none yet.
+            has_failed = entry.causes or entry.status is not Status.OK
+            unnamed = Status.FAILED if has_failed else Status.OK, 0.0
+            rows = {case: seconds.get((name, case, profiler), unnamed) for case in entry.cases}
             inside_s = sum(own_s for _, own_s in rows.values())
             # In the table, a program has the sum of its processes.
             if workload.is_command or not 0 < inside_s <= entry.seconds:
-                each_s = max(entry.seconds - outside_s, 0.0) / max(len(rows), 1)
-                rows = {case: (status, each_s) for case, (status, _) in rows.items()}
-            else:
-                rests.append(entry.seconds - inside_s)
-            for case, (status, own_s) in rows.items():
+                inside_s = max(entry.seconds - outside_s, 0.0)
+                rows = {case: (status, inside_s / max(len(rows), 1)) for case, (status, _) in rows.items()}
+            rests.append(entry.seconds - inside_s)
+            lengths = _count_lengths(run, entry, workload)
+            for case, (status, case_s) in rows.items():
+                own_s = case_s / lengths
                 if status in (Status.OK, Status.SKIPPED):
                     case_seconds.setdefault(case, []).append(own_s)
+                    if is_same:
+                        self.skipped.setdefault((name, case), status == Status.SKIPPED)
                 if status == Status.OK:
                     ratios.append(own_s / model_s)
         past.ratios = past.ratios or ratios
         past.process_s += [statistics.median(rests)] if rests else []
         for case, measured in case_seconds.items() if is_same else ():
-            # A guided job of ncu becomes several.
-            past.cases.setdefault(case, []).append(sum(measured) if is_guided else statistics.median(measured))
+            past.cases.setdefault(case, []).append(
+                sum(measured) if is_guided else statistics.median(measured[-_RECENT:])
+            )
 
     # --- estimates ---------------------------------------------------------------------------------------------------
 
@@ -166,36 +210,65 @@ class Estimates:
 
     def seconds(self, job: Job) -> float | None:
         """Return the seconds of the job's processes; None for a program whose length is not known."""
+        parts = self.part_seconds(job)
+        return None if parts is None else sum(parts.values())
+
+    def part_seconds(self, job: Job) -> Mapping[str, float] | None:
+        """Return the seconds of each case, and as case "" those of the process outside its cases."""
         if isinstance(job.tool, Missing):
-            return 0.0
+            return {}
         workload = self.pipeline.workloads[job.workload]
         past = self.past.get((job.workload, job.profiler), _Past())
         others = [other.ratios for (name, _), other in self.past.items() if name == job.workload and other.ratios]
         ratios = past.ratios or (others[0] if others else [])
-        new = [case for case in job.cases if case.id not in past.cases]
-        if new and workload.is_command and not ratios:
+        runnable = [case for case in job.cases if not self._is_skipped(job, case)]
+        if workload.is_command and not ratios and any(case.id not in past.cases for case in runnable):
             return None
         scale = statistics.fmean(ratios) if ratios else 1.0
         process_s = _recent(past.process_s)
         if process_s is None:
             process_s = _process_s(workload, job.profiler, self.is_on_gpu)
-        new_s = scale * _model(workload, job.profiler, self.is_on_gpu)
-        measured = (past.case_s(case) for case in job.cases)
-        return process_s + sum(new_s if seconds is None else seconds for seconds in measured)
+        saved_s = 0.0 if past.ratios else self.saved_s.get(job.folder, 0.0)
+        new_s = max(scale - saved_s, 0.0) * _model(workload, job.profiler, self.is_on_gpu)
+        share = len(job.guided.chosen) / (job.settings.ncu.top * len(job.cases)) if job.guided else 1.0
+        seconds = {case.id: past.case_s(case) for case in runnable}
+        share *= _lengths(job.settings.timing.budget_s / workload.timing.budget_s) if job.script else 1.0
+        return {
+            "": process_s,
+            **{case: share * (new_s if case_s is None else case_s) for case, case_s in seconds.items()},
+        }
+
+    def _is_skipped(self, job: Job, case: Case) -> bool:
+        """Return True if the case cannot run here: the newest run says so, else the file of the workload."""
+        is_skipped = self.skipped.get((job.workload, case.id))
+        if is_skipped is None and job.script is not None:
+            return _lacks_requirement(job.script, case.params, self.is_on_gpu)
+        return bool(is_skipped)
+
+    def left(self, job: Job, later: Sequence[Job], slots: int = 1) -> tuple[Mapping[str, float], float] | None:
+        """Return the seconds of each part of a job that starts now, and those of all that comes after it.
+
+        None where one is not known.
+        """
+        parts, total_s = self.part_seconds(job), self.total_s([job, *later], slots)
+        if parts is None or total_s is None:
+            return None
+        return parts, max(total_s - _START_S - sum(parts.values()), 0.0)
 
     def own_s(self, jobs: Iterable[Job]) -> float:
         """Return the seconds of profpipe outside the processes: its start, reading, tables and the report."""
-        read = (
-            _reading_s(job.script is None, job.profiler, len(job.cases))
+        counts = (
+            (job, sum(not self._is_skipped(job, case) for case in job.cases))
             for job in jobs
             if not isinstance(job.tool, Missing)
         )
+        read = (_reading_s(job.script is None, job.profiler, count, self.is_on_gpu) for job, count in counts)
         return _START_S + (_recent(self.overhead_ratios) or 1.0) * (_REPORT_S + sum(read))
 
     def total_s(self, jobs: Sequence[Job], slots: int = 1) -> float | None:
         """Return the seconds of a run of ``jobs`` with so many of them side by side; None where one is not known."""
         slot_s, alone_s, groups = [0.0] * slots, 0.0, dict[str, int]()
-        for job in self.longest_first(jobs):
+        for job in self.longest_first(jobs) if slots > 1 else jobs:
             seconds = self.seconds(job)
             if seconds is None:
                 return None
@@ -231,8 +304,27 @@ class Estimates:
         ]
 
 
-def _reading_s(is_program: bool, profiler: str, cases: int) -> float:
-    return _READ_RECORDING_S if is_program and profiler != "plain" else _READ_S * cases
+def _lacks_requirement(script: Path, params: Mapping[str, Any], is_on_gpu: bool) -> bool:
+    """Return True if the file of a workload says that the case cannot run: it needs a GPU, or a package."""
+    needs, defaults = _declared(script)
+    packages = [values.get({**defaults, **params}.get(name)) for name, values in needs.items()]
+    return any(
+        not is_on_gpu or (name and find_spec(name.partition(".")[0]) is None) for name in packages if name is not None
+    )
+
+
+@functools.cache
+def _declared(script: Path) -> tuple[Mapping[str, Mapping[Any, str]], Mapping[str, Any]]:
+    try:
+        return plugins.declared_needs(script), plugins.declared_params(script) or {}
+    except (OSError, SyntaxError, ValueError):
+        return {}, {}  # the process of the workload says what is wrong with its file
+
+
+def _reading_s(is_program: bool, profiler: str, cases: int, is_on_gpu: bool) -> float:
+    if is_program and profiler != "plain":
+        return _READ_RECORDING_S if is_on_gpu else _READ_ON_CPU_S
+    return _READ_S * cases
 
 
 def _earlier(out: Path, before: Path | None) -> Iterator[tuple[Path, Manifest]]:
@@ -254,12 +346,30 @@ def _group_processes(run: Manifest) -> dict[tuple[str, str], list[JobEntry]]:
     return entries
 
 
-def _seconds_of_cases(folder: Path) -> dict[tuple[str, str, str], tuple[str, float]]:
-    """Return the status and the seconds of each case of a run, by workload, case and profiler."""
+def _count_lengths(run: Manifest, entry: JobEntry, workload: Workload) -> float:
+    """Return how many times as long as planned a process takes for each case: those of long pairs visit it again."""
+    pair = re.search(r"/pair-(\d+)/", entry.folder)
+    if run.ab is None or pair is None or entry.profiler != "plain" or workload.timing.order != "interleaved":
+        return 1.0
+    is_long = not workload.is_command and pair_blocks.is_long(int(pair[1]), entry.workload, run.ab)
+    rounds = workload.timing.rounds
+    return _lengths(pair_blocks.count_visits(rounds, workload.repeats) / rounds) if is_long else 1.0
+
+
+def _lengths(visits: float) -> float:
+    """Return how many times as long a case takes with so many times the visits, which compile and check nothing."""
+    return 1 + (visits - 1) / 3
+
+
+def _seconds_of_cases(folder: Path) -> Mapping[_CaseKey, tuple[str, float]]:
     try:
-        cases = store.load_cases(folder)
+        return _read_seconds(store.load_cases(folder))
     except ConfigError:
         return {}  # the report of that run names the damage
+
+
+def _read_seconds(cases: pd.DataFrame) -> Mapping[_CaseKey, tuple[str, float]]:
+    """Return the status and the seconds of each case of a run."""
     columns = (cases[name] for name in ("workload", "case", "profiler", "status"))
     rows = zip(*columns, cases["seconds"].fillna(0.0), strict=True)
     return {(workload, case, profiler): (status, float(s)) for workload, case, profiler, status, s in rows}

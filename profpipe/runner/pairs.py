@@ -112,6 +112,7 @@ class PairsSession(Protocol):
         listener: ProgressListener,
         numbers: tuple[int, int] | None = None,
         following: Sequence[Job] = (),
+        later: Sequence[Job] = (),
     ) -> None: ...
 
 
@@ -266,6 +267,8 @@ class Pairs:
         """Run the pairs, of the cases ``wanted`` or of all."""
         planned = self._side_jobs(profiler)
         total, number = len(pairs) * sum(map(len, planned)), 1
+        captures = self.settings.captures if self.settings.captures_all and profiler == "plain" else 0
+        captured = [job for side in self._side_jobs(self.settings.profiler) for job in side] if captures else []
         for pair in pairs:
             if pair == pair_blocks.TRIAL + 1:
                 self._choose_length(planned[0], listener)
@@ -273,7 +276,10 @@ class Pairs:
             long = long if profiler == "plain" else set()
             a, b = ([_add_visits(job) if job.workload in long else job for job in side] for side in planned)
             following = [*self._jobs_of_pair(pair + 1, *planned, wanted)] if pair + 1 in pairs else []
-            self._session.run_jobs(list(self._jobs_of_pair(pair, a, b, wanted)), listener, (number, total), following)
+            jobs = list(self._jobs_of_pair(pair, a, b, wanted))
+            added = [job for job in jobs if pairs.start == 1 and job.workload in self.settings.longer]
+            later = [*jobs * (pairs.stop - pair - 1), *added * pair_blocks.TRIAL, *captured * captures]
+            self._session.run_jobs(jobs, listener, (number, total), following, later)
             number += sum(map(len, planned))
 
     def _choose_length(self, jobs: Sequence[Job], listener: ProgressListener) -> None:
@@ -385,7 +391,7 @@ def _add_visits(job: Job) -> Job:
     timing = job.settings.timing
     if job.script is None or timing.order != "interleaved":
         return job
-    visits = max(timing.rounds, min(pair_blocks.VISITS, job.settings.repeats))
+    visits = pair_blocks.count_visits(timing.rounds, job.settings.repeats)
     changed = {"rounds": visits, "budget_s": timing.budget_s * visits / timing.rounds}
     return job.change_settings(timing=timing.model_copy(update=changed))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
@@ -32,8 +33,11 @@ class _SlotDisplay(ProgressListener):
         self._display, self._prefix = display, f"{name} | " if name else ""
         self.job: Job | None = None
         self.is_busy = False
-        self.began = 0.0
+        self._began = 0.0
         self._index = self._total = 0
+        #: The estimated seconds of each part of the job, of the parts that have ended, and of the one that runs.
+        self._parts: Mapping[str, float] | None = None
+        self._ended_s = self._part_s = self._part_began = 0.0
         self._case, self._number, self._round, self._rounds = "", 1, 1, 1
         #: The status of each case that ended.
         self._ended: dict[str, str] = {}
@@ -43,21 +47,48 @@ class _SlotDisplay(ProgressListener):
     def slot(self, name: str) -> ProgressListener:
         return self._display.slot(name)
 
-    def job_started(self, job: Job, index: int, total: int) -> None:
+    def job_started(
+        self, job: Job, index: int, total: int, left: tuple[Mapping[str, float], float] | None = None
+    ) -> None:
         self.job, self._index, self._total, self.is_busy = job, index, total, True
-        self._display.count_job(index, total)
-        self.began, self._ended, self._shown = time.monotonic(), {}, None
+        self._began, self._ended, self._shown = time.monotonic(), {}, None
         # A command has no harness that reports its one case.
         self._case = job.cases[0].id if job.script is None else ""
+        self._parts, self._display.later_s = left or (None, 0.0)
+        parts = self._parts or {}
+        self._ended_s, self._part_s, self._part_began = 0.0, sum(parts.values()), self._began
+        if job.script is not None:
+            self._part_s = parts.get("", 0.0)
         if not self._display.is_live:
-            cases = count_cases(len(job.cases))
-            self._display.print(f"{self.position()}: {readable(self._case) if self._case else cases}")
+            what = readable(self._case) if self._case else count_cases(len(job.cases))
+            left_s = self.left_s(self._began)
+            time_text = "" if left_s is None else f", about {duration(left_s)} left"
+            self._display.print(f"{self.position()}: {what}{time_text}")
 
     def case_started(self, case: str, number: int = 1, round: int = 1, rounds: int = 1) -> None:
         self._case, self._number, self._round, self._rounds = case, number, round, rounds
+        # The last visit also checks the result and times a loop: on a CPU it took three times as long as one before.
+        part_s = (self._parts or {}).get(case, 0.0) * (rounds if round == rounds else 1) / (2 * rounds - 1)
+        self._ended_s, self._part_s, self._part_began = self._ended_s + self._part_s, part_s, time.monotonic()
+
+    def left_s(self, now: float) -> float | None:
+        """Return the seconds until the end of the run, or None.
+
+        They are those of the estimate, longer by the share of the whole by which the job is behind its estimate.
+        """
+        if self._parts is None:
+            return None
+        total_s = sum(self._parts.values()) + self._display.later_s
+        done_s = self._ended_s + min(now - self._part_began, self._part_s)
+        rate = 1 + (now - self._began - done_s) / total_s if total_s else 1.0
+        return max(rate, 0.5) * max(total_s - done_s, 0.0)
 
     def case_ended(self, case: str, status: str, reason: str = "") -> None:
         self._ended[case] = status
+        if self._parts is not None and status != Status.OK:
+            # The time that it would have taken is not spent.
+            self._part_s = min(self._part_s, time.monotonic() - self._part_began)
+            self._parts = {**self._parts, case: self._part_s}
         # The report gives the reason of a skip, once for all cases that share it. A failure is shown at once.
         failed = _is_bad(status)
         if self.job and (failed or not self._display.is_live):
@@ -84,9 +115,9 @@ class _SlotDisplay(ProgressListener):
             self._display.print(f"{self._prefix}  | {line[:_MAX_LINE]}")
 
     def job_ended(self, outcome: JobOutcome) -> None:
-        seconds = time.monotonic() - self.began
+        seconds = time.monotonic() - self._began
         self.is_busy = False
-        self._display.note_end(self, None if outcome.status is Status.SKIPPED else seconds)
+        self._display.last, self._parts = self, None
         bad, reason = sum(map(_is_bad, self._ended.values())), outcome.reason
         if outcome.status is Status.OK and bad:
             result = f"{bad} of {count_cases(len(outcome.job.cases))} not ok"
@@ -100,11 +131,6 @@ class _SlotDisplay(ProgressListener):
 
     def message(self, text: str) -> None:
         self._display.print(f"{self._prefix or '  '}{text}")
-
-    @property
-    def done(self) -> float:
-        """The share of the job's cases that have ended."""
-        return len(self._ended) / len(self.job.cases) if self.job else 0.0
 
     def position(self) -> str:
         job = self.job
@@ -136,13 +162,13 @@ class Display(_SlotDisplay):
         self._stream = stream or sys.stderr
         self._live: Live | None = None
         self._printing = threading.Lock()
-        self._began = time.monotonic()
-        self._seconds_of_jobs: list[float] = []
-        #: The number of the last job that has started, and of all jobs.
-        self._started = self._jobs = 0
+        self._run_began = time.monotonic()
+        #: The estimated seconds of the jobs that have not started, and of the report.
+        self.later_s = 0.0
         #: By name. The slot of the jobs that run alone has none.
         self._slots: dict[str, _SlotDisplay] = {"": self}
-        self._last: _SlotDisplay | None = None
+        #: The slot whose job has ended last.
+        self.last: _SlotDisplay | None = None
 
     def __enter__(self) -> Display:
         if self._stream.isatty():
@@ -165,15 +191,6 @@ class Display(_SlotDisplay):
         """Return the listener of the jobs on a slot: ``GPU 1``. Its lines begin with the name."""
         return self._slots.setdefault(name, _SlotDisplay(self, name))
 
-    def count_job(self, index: int, total: int) -> None:
-        """Note that a job has started."""
-        self._started, self._jobs = max(index, self._started), total
-
-    def note_end(self, slot: _SlotDisplay, seconds: float | None) -> None:
-        """Note that the job of a slot has ended, and how long it took."""
-        self._last = slot
-        self._seconds_of_jobs += [] if seconds is None else [seconds]
-
     @property
     def is_live(self) -> bool:
         return self._live is not None
@@ -188,13 +205,12 @@ class Display(_SlotDisplay):
 
         Jobs that run side by side have a line each.
         """
-        busy = [slot for slot in list(self._slots.values()) if slot.is_busy] or list(filter(None, [self._last]))
+        busy = [slot for slot in list(self._slots.values()) if slot.is_busy] or list(filter(None, [self.last]))
         if not busy:
             return "starting"
         now = time.monotonic()
-        job_s, done = max((now - slot.began, slot.done) for slot in busy)
-        left_s = time_left(self._seconds_of_jobs, self._jobs - self._started, job_s, done, len(busy))
-        times = [f"{duration(now - self._began)} so far"]
+        left_s = max((left_s for slot in busy if (left_s := slot.left_s(now)) is not None), default=None)
+        times = [f"{duration(now - self._run_began)} so far"]
         times += [f"about {duration(left_s)} left"] if left_s is not None else []
         first, *others = busy
         lines = [[first.position(), *times, first.case()], *([slot.position(), slot.case()] for slot in others)]
@@ -207,22 +223,6 @@ class Display(_SlotDisplay):
                 self._live.console.print(visible_line(text), markup=False, highlight=False, soft_wrap=True)
             else:
                 print(visible_line(text), file=self._stream, flush=True)
-
-
-def time_left(
-    seconds_of_jobs: list[float], jobs_left: int, job_s: float, job_done: float, side_by_side: int = 1
-) -> float | None:
-    """Estimate the seconds until the end from the mean time of a job; None while nothing has ended yet.
-
-    ``job_s`` are the seconds of the current job so far, ``job_done`` is its share of ended cases. Jobs under different
-    profilers differ much, so this is a rough figure.
-    """
-    whole_job_s = job_s / job_done if job_done else None
-    job_seconds = seconds_of_jobs + ([whole_job_s] if whole_job_s is not None else [])
-    if not job_seconds:
-        return None
-    mean_s = sum(job_seconds) / len(job_seconds)
-    return max((whole_job_s or mean_s) - job_s, 0.0) + jobs_left * mean_s / side_by_side
 
 
 def duration(seconds: float) -> str:

@@ -29,6 +29,7 @@ import pandas as pd
 
 from profpipe import masking, profilers
 from profpipe.config.quantities import items_of
+from profpipe.config.settings import ChosenSteps
 from profpipe.config.yaml import shown
 from profpipe.errors import ConfigError, ToolMissing, UnreadableFile
 from profpipe.ingest import job_tables, kernel_classes, launch_tables, ncu as guide_file, reader
@@ -204,6 +205,9 @@ class Session:
     #: How many nodes this session has asked to describe themselves; 1 where it has not asked.
     _asked_nodes: int = field(default=1, init=False)
     _prestart: Prestart = field(default_factory=Prestart, init=False)
+    #: By folder: jobs that wait, adapted to what plain showed, and by how many seconds they end before plain did.
+    _foreseen: dict[Path, Job] = field(default_factory=dict, init=False)
+    _saved_s: dict[Path, float] = field(default_factory=dict, init=False)
 
     @cached_property
     def machine(self) -> ExaminedMachine:
@@ -281,9 +285,10 @@ class Session:
             self.pairs.run(listener, choose_again)
             return
         planned = self.plan()
-        self.run_jobs([job for job in planned if not guided_ncu.is_guided(job)], listener)
+        waiting = [job for job in planned if guided_ncu.is_guided(job)]
+        self.run_jobs([job for job in planned if not guided_ncu.is_guided(job)], listener, later=waiting)
         # The captures of the other profilers name the kernels for ncu, so guided jobs run after them.
-        guided = self._guided_jobs([job for job in planned if guided_ncu.is_guided(job)])
+        guided = self._guided_jobs(waiting)
         self.run_jobs(guided, listener)
         self.run_jobs(guided_ncu.missed_kernels(guided, self.data), listener)
         if self.task and self.task.reference:
@@ -301,10 +306,11 @@ class Session:
         listener: ProgressListener,
         numbers: tuple[int, int] | None = None,
         following: Sequence[Job] = (),
+        later: Sequence[Job] = (),
     ) -> None:
         """Run the jobs that are not done. ``numbers`` are those of the first job and of the last one of the run.
 
-        ``following`` are jobs that are likely to be run after these.
+        ``following`` are jobs that are likely to be run next, and ``later`` all that are, for the time that is left.
         """
         self._prestart.following = following
         planned = self._reuse_ended_folders(planned)
@@ -330,11 +336,21 @@ class Session:
             prestart=self._prestart,
             overlaps=self._overlaps,
             slots=self._slots,
+            estimate=lambda job, waiting: self._estimate(job, [*waiting, *later]),
         )
         with contextlib.closing(outcomes):
             for outcome in outcomes:
                 folder = outcome.job.folder
                 self._store(outcome, keys.get(folder, "") if outcome.job.cases == whole[folder] else "")
+
+    def _estimate(self, job: Job, later: Sequence[Job]) -> tuple[Mapping[str, float], float] | None:
+        """Return the seconds of each part of a job that starts now, and of what comes after it; None if not known."""
+        for other in later:
+            if other.folder not in self._foreseen and self._find_plain(other) is not None:
+                self._foreseen[other.folder] = self._adapt_to_plain(other)
+        later = [self._foreseen.get(other.folder, other) for other in later]
+        slot_count = len(self._slots.gpus) if self._slots else 1
+        return self.estimates.add_run(self.manifest, self.data.cases, self._saved_s).left(job, later, slot_count)
 
     def _overlaps(self, ended: Job, following: Job) -> bool:
         """Return True if ``following`` may run while the files of ``ended`` are read.
@@ -386,14 +402,17 @@ class Session:
         The program of a command runs first under plain, which shows what the other profilers can record.
         """
         if not job.is_repeated:
-            return self._adapt_to_plain(job) if job.script is None and job.profiler != "plain" else job
+            return self._adapt_to_plain(job)
         others = (entry for entry in self.manifest.jobs_of(job.workload) if entry.folder != self._name(job.folder))
         causes = itertools.chain.from_iterable(e.causes.items() for e in others if e.profiler == job.profiler)
         failed = {case for case, cause in causes if cause not in (Cause.INTERRUPTED, Cause.NOT_STARTED)}
         left = tuple(case for case in job.cases if case.id not in failed)
         return job.select_cases(left) if left else None
 
-    def _adapt_to_plain(self, job: Job) -> Job:
+    def _find_plain(self, job: Job) -> JobEntry | None:
+        """Return the process of a command under plain, which shows how to record it under another profiler."""
+        if job.script is not None or job.profiler == "plain":
+            return None
         ids = tuple(case.id for case in job.cases)
         ran = [e for e in self.manifest.jobs_of(job.workload) if e.profiler == "plain" and e.cases == ids]
         if job.label:
@@ -402,12 +421,19 @@ class Session:
             plain_folder = self._name(job.folder).replace(f"{side}-{job.profiler}", side, 1)
             ran = [e for e in ran if e.folder == plain_folder]
         # A user may have removed the files.
-        if not ran or not (self.folder / ran[-1].folder / LOG).exists():
+        return ran[-1] if ran and (self.folder / ran[-1].folder / LOG).exists() else None
+
+    def _adapt_to_plain(self, job: Job) -> Job:
+        entry = self._find_plain(job)
+        if entry is None:
             return job
-        plain = replace(job.move_to(self.folder / ran[-1].folder), profiler="plain")
-        failure = ran[-1].reason if ran[-1].cause is Cause.EXIT else ""
-        ended_well = ran[-1].cause is Cause.NONE and ran[-1].returncode == 0
-        return after_plain.adapt(job, plain, failure, ran[-1].seconds, ended_well)
+        plain = replace(job.move_to(self.folder / entry.folder), profiler="plain")
+        failure = entry.reason if entry.cause is Cause.EXIT else ""
+        ended_well = entry.cause is Cause.NONE and entry.returncode == 0
+        adapted = after_plain.adapt(job, plain, failure, entry.seconds, ended_well)
+        if isinstance(steps := adapted.settings.steps, ChosenSteps) and steps.is_stop_chosen:
+            self._saved_s[job.folder] = artifacts.seconds_after_steps(plain, steps)
+        return adapted
 
     def _reuse(self, jobs: Iterable[Job], keys: Mapping[Path, str]) -> None:
         """Link the files of jobs that an earlier run has done into this run, where the executor finds them.

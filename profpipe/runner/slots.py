@@ -119,6 +119,7 @@ def run(
     prestart: Prestart | None = None,
     overlaps: Callable[[Job, Job], bool] = lambda ended, job: False,
     slots: Slots | None = None,
+    estimate: Callable[[Job, Sequence[Job]], tuple[Mapping[str, float], float] | None] = lambda job, waiting: None,
 ) -> Generator[JobOutcome, None, None]:
     """Yield the outcome of each job when it has ended. The next job starts when the caller asks for the next outcome.
 
@@ -136,6 +137,7 @@ def run(
     ``oom_cases`` are the cases that ran out of memory before, by workload and profiler. ``narrow`` returns a job with
     the cases that are still needed when its turn comes, and None where there is none. ``numbers`` are those of the
     first job and of the last one, where ``jobs`` are a part of a run. ``prestart`` starts the processes of later jobs.
+    ``estimate`` returns the seconds of each part of a job and of all after it, from the jobs that wait.
     """
     first, last = numbers or (1, len(jobs))
     slots = slots or Slots({})
@@ -162,7 +164,7 @@ def run(
                     if job := narrow(planned):
                         job = job if slot == _ALONE else slots.place(job, slot)
                         job_context = replace(context, listener=listener.slot(job.launch.slot))
-                        job_context.listener.job_started(job, index, last)
+                        job_context.listener.job_started(job, index, last, estimate(job, context.upcoming))
                         busy[threads.submit(_carry_out, job, profilers, job_context)] = index, slot
                     continue
                 if ended is not None:

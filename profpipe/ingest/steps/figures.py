@@ -173,9 +173,9 @@ def sum_steps(tables: schema.Tables) -> tuple[pd.DataFrame, pd.DataFrame, pd.Dat
     """
     if tables.steps.empty and tables.step_figures.empty:
         # Cases of the harness have no steps.
-        ranked = _number_ranks(tables.timeline, schema.TIMELINE) if len(tables.timeline) else tables.timeline
+        ranked = _number_ranks(tables.timeline) if len(tables.timeline) else tables.timeline
         return tables.steps, schema.empty(schema.METRICS), ranked
-    steps = _number_ranks(_drop_model_calls(tables.steps), schema.STEPS)
+    steps = _number_ranks(_drop_model_calls(tables.steps))
     by_case = [(_named(key), group) for key, group in steps.groupby(_CASE, sort=False)]
     if by_case:
         steps = steps.assign(state=pd.concat([unify_states(group) for _, group in by_case]))
@@ -245,7 +245,7 @@ def _ranked_timeline(timeline: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFram
     kept = timeline["step"].notna().to_numpy() | ~has_steps[code]
     if not kept.all():
         timeline = timeline[kept]
-    return _number_ranks(timeline, schema.TIMELINE)
+    return _number_ranks(timeline)
 
 
 def _combinations(frame: pd.DataFrame, names: list[str]) -> tuple[Ints, Ints]:
@@ -264,7 +264,7 @@ def _sort_places(places: pd.DataFrame) -> pd.DataFrame:
     return ordered.drop(columns="_task")
 
 
-def _number_ranks(rows: pd.DataFrame, table: schema.Table) -> pd.DataFrame:
+def _number_ranks(rows: pd.DataFrame) -> pd.DataFrame:
     """Number the processes of a case: by the ranks that the files state, else by device and process."""
     # A merge over the texts of ten thousand rows takes ten times as long as a number for a row.
     code, firsts = _combinations(rows, [*_CASE, *_PLACE, "rank"])
@@ -277,7 +277,7 @@ def _number_ranks(rows: pd.DataFrame, table: schema.Table) -> pd.DataFrame:
         processes.groupby(_CASE)["rank"].transform(lambda ranks: ranks.notna().all() and ranks.is_unique).astype(bool)
     )
     rank = processes.groupby(_CASE).cumcount().astype("Int64").where(~is_stated, processes["rank"])
-    return schema.frame(table, rows.reset_index(drop=True).assign(rank=rank[places["number"]].array[code]))
+    return rows.reset_index(drop=True).assign(rank=rank[places["number"]].array[code])
 
 
 def _step_times(of: Mapping[str, str], steps: pd.DataFrame) -> Iterator[dict[str, Any]]:
