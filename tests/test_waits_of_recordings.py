@@ -168,7 +168,7 @@ def test_an_export_names_calls_of_the_operating_system_and_of_cuda_by_the_thread
         "launching > forward": 0.05,
     }
     assert {cause: causes[cause] for cause in expected} == pytest.approx(expected, rel=0.05)
-    assert "Operating system: 3.00 ms of a step, 1.18x at most without it; at load. Read files and wait" in shown
+    assert "Operating system (read): 3.00 ms of a step, 1.18x at most without it; at load. Read files and wait" in shown
 
 
 PROGRAM = """

@@ -210,12 +210,14 @@ def read_recording(
         (calls, lambda _: schema.SYNCHRONISING),
     ):
         code, used = np.unique(spans.name, return_inverse=True)
-        numbers = np.array([names.setdefault(label(spans.names[text]), len(names)) for text in code], dtype=np.int64)
+        labels = [label(spans.names[text])[:_LONGEST] for text in code]
+        numbers = np.array([names.setdefault(text, len(names)) for text in labels], dtype=np.int64)
         at = np.full(len(used), -1)
         for thread, of_thread in groups(spans.thread):
             at[of_thread] = look_up(tiled.get(thread, _NOWHERE), spans.start[of_thread] + 1)
         rows += zip(spans.start.tolist(), spans.end.tolist(), numbers[used].tolist(), at.tolist(), strict=True)
-    return _make_host(rows, tuple(names), tuple(places.names), tiled, is_sampled=False) if rows or tiled else None
+    texts = tuple(text[:_LONGEST] for text in places.names)
+    return _make_host(rows, tuple(names), texts, tiled, is_sampled=False) if rows or tiled else None
 
 
 def _named_rows(spans: Spans, chosen: Callable[[str], Any]) -> Ints:
@@ -234,12 +236,20 @@ def _clip(spans: Spans, start: Int64s, end: Int64s, thread: Ints) -> Spans:
     parts = [Spans.none()]
     for number, gaps in groups(thread):
         times, name = tile(spans.of(np.flatnonzero(spans.thread == number)))
-        cuts = np.unique(np.concatenate([times, start[gaps], end[gaps]]))
+        if not len(times):
+            continue
+        cuts = _unite(times, start[gaps], end[gaps])
         span = find_span(times[::2], times[1::2], cuts[:-1])
         inside = np.flatnonzero((span >= 0) & (find_span(start[gaps], end[gaps], cuts[:-1]) >= 0))
         threads = np.full(len(inside), number)
         parts.append(Spans(cuts[inside], cuts[inside + 1], threads, threads, name[1::2][span[inside]], ()))
     return replace(Spans.join(*parts), names=spans.names)
+
+
+def _unite(*times: Int64s) -> Int64s:
+    """Return the different times, ascending. They are given in a few ascending runs, on which np.unique is slow."""
+    ascending = np.sort(np.concatenate(times), kind="stable")
+    return ascending[np.diff(ascending, prepend=ascending[:1] - 1) > 0]
 
 
 def tile(spans: Spans) -> tuple[Int64s, Ints]:
@@ -319,9 +329,7 @@ def causes(
     """
     steps = len(steady[0])
     edges = [start, end, host.start, host.end, *(times for times, _ in host.samples.values())]
-    # Of a million numbers in a few ascending runs np.unique takes ten times as long.
-    cuts = np.sort(np.concatenate([*edges, operators.start, operators.end] if operators else edges), kind="stable")
-    cuts = cuts[np.diff(cuts, prepend=cuts[:1] - 1) > 0]
+    cuts = _unite(*edges, *([operators.start, operators.end] if operators else []))
     begin, length = cuts[:-1], np.diff(cuts)
     gap = find_span(start, end, begin)
     begin, length, gap = begin[gap >= 0], length[gap >= 0], gap[gap >= 0]

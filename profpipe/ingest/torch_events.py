@@ -61,8 +61,11 @@ _FIELDS: Final = {
 #: Events without a sequence number that say where a kernel belongs: a node of the backward pass that accumulates a
 #: gradient, and the calls of compiled functions.
 _OF_AUTOGRAD: Final = re.compile(r"autograd::engine::evaluate_function: |Torch-Compiled Region|Optimizer\.step#")
-#: A function of Python: its file without the folder of ``sys.path``, its first line, its name. Not those of torch.
-_FUNCTION: Final = re.compile(r"(?!(?:.*[/\\])?(?:torch|triton)[/\\])(?:.*-packages[/\\])?([^<>]+\.py)\((\d+)\): (.+)")
+#: A function of Python: its file without the folder of ``sys.path``, its first line, its name. None of torch, nor of
+#: code that it wrote.
+_FUNCTION: Final = re.compile(
+    r"(?!(?:.*[/\\])?(?:torch|triton|torchinductor_[^/]*)[/\\])(?:.*-packages[/\\])?([^<>]+\.py)\((\d+)\): (.+)"
+)
 #: Functions of Python in which a program waits.
 _WAITS: Final = re.compile(r"run_backward|function collect>|serialization\.py\(\d+\): save")
 #: Modules of Python by whose names programs have files too.

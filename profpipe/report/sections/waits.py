@@ -55,7 +55,7 @@ _DEEDS: Mapping[str, str] = {
 _RECORD: Mapping[str, doc.Text] = {
     "torch": fill("torch.profiler records the lines with {}.", doc.Code("with_stack=True")),
     "nsys": fill(
-        "{} records ranges and calls of the operating system, {} the lines.",
+        "{} records ranges and calls of the operating system, {} the lines of a program in Python.",
         doc.Code("nsys profile --trace=cuda,nvtx,osrt"),
         doc.Code("profpipe run"),
     ),
@@ -114,8 +114,10 @@ def _describe_largest(case_steps: CaseSteps, waits: tuple[Wait, ...], step_ns: f
         without = "without them" if wait.name in (LAUNCHING, SYNCHRONISING, "memory allocation") else "without it"
         gain = step_ns / max(step_ns - wait.idle_ns, 1.0)
         yield fill(
-            f"{{}}: {{}} of a step{{}}{{}}{{}}{{}}.{deed}",
+            f"{{}}{{}}: {{}} of a step{{}}{{}}{{}}{{}}.{deed}",
             capitalise(_NAMES[wait.name].removeprefix("the ").removeprefix("a ")),
+            # The name of a call, no count of workers.
+            fill(" ({})", doc.Code(wait.detail)) if wait.detail.isidentifier() else "",
             duration(wait.idle_ns, step_unit([step_ns])),
             "" if case_steps.parts_without_profiler else " under the profiler",
             _count_launches(case_steps) if wait.name == LAUNCHING else "",
