@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from profpipe import errors
-from profpipe.ingest import attribution, bounds, launch_tables, operations, recording as events
+from profpipe.ingest import attribution, bounds, host, launch_tables, operations, recording as events
 from profpipe.ingest.groupby import Int64s, Ints, combine, factorize, groups
 from profpipe.ingest.nsys_export import (
     FAILURES,
@@ -168,6 +168,7 @@ def _read(path: Path) -> events.Recording:
         _origin(export, work, (*notes, *shared, *_notes(work, dropped, calls, launched), *warnings), tuple(details)),
         functools.partial(_count_placements, work, len(ranges.start)),
         latest,
+        read_host=functools.partial(_read_host, export, strings, ranges, calls.called(calls.named(host.name_wait))),
         read_shapes=functools.partial(_read_shapes, export),
         # Not the calls themselves: a gigabyte of ten million kernels, which the tables do not need.
         read_calls=functools.partial(_read_all_calls, export, strings, work.process, work.correlation),
@@ -390,6 +391,42 @@ def _launches(work: Operations, calls: _ApiCalls) -> attribution.Launches:
     start, end = take_calls(calls.start, operations.UNKNOWN), take_calls(calls.end, 0)
     thread = take_calls(calls.thread, attribution.NO_THREAD)
     return attribution.Launches(start, end, thread, work.process, work.is_kind("kernel", "graph"))
+
+
+def _read_host(export: Source, strings: Strings, ranges: operations.Spans, calls: operations.Spans) -> Any:
+    """Return calls and ranges that may be waits, the calls of the operating system, and the ranges."""
+    wanted = {"start": np.int64, "end": np.int64, "globalTid": np.int64, "nameId": np.int32}
+    start, end, tid, name = read_numbers(export, "OSRT_API", wanted).values()
+    code, ids = pd.factorize(name)
+    texts = [text or "a call" for text in strings.of(ids)]
+    thread, process = tid & _THREAD_BITS, tid & ~_THREAD_BITS
+    system = operations.Spans(start, end, thread, process, code, texts).of(np.flatnonzero(end > start))
+    named = replace(ranges, thread=ranges.thread & _THREAD_BITS, names=ranges.recorded)
+    return operations.Spans.join(calls, named), system, operations.Spans.join(named, _read_samples(export, strings))
+
+
+def _read_samples(export: Source, strings: Strings) -> operations.Spans:
+    """Return the samples of the CPU, each with the time half-way to its neighbours: the inner function of the program.
+
+    The program is the module with `main`. That of Python says nothing of the code that it runs.
+    """
+    samples = pd.DataFrame(
+        read_numbers(export, "COMPOSITE_EVENTS", dict.fromkeys(("id", "start", "globalTid"), np.int64))
+    )
+    columns = dict.fromkeys(("id", "symbol", "module", "stackDepth"), np.int64)
+    frames = pd.DataFrame(read_numbers(export, "SAMPLING_CALLCHAINS", columns))
+    (symbol, symbols), (module, modules) = (pd.factorize(frames[name]) for name in ("symbol", "module"))
+    functions, files = ([text or "" for text in strings.of(np.asarray(ids))] for ids in (symbols, modules))
+    mains = np.unique(module[np.isin(symbol, [code for code, text in enumerate(functions) if text == "main"])])
+    program = [code for code in mains.tolist() if not Path(files[code]).name.startswith("python")]
+    frames = frames.assign(symbol=symbol)[np.isin(module, program)].sort_values("stackDepth").drop_duplicates("id")
+    samples = samples.merge(frames, on="id").sort_values(["globalTid", "start"])
+    thread, start = samples["globalTid"].to_numpy(), samples["start"].to_numpy()
+    if not len(start):
+        return operations.Spans.none()
+    half = int(np.median(np.diff(start))) // 2
+    place = thread & _THREAD_BITS, thread & ~_THREAD_BITS
+    return operations.Spans(start - half, start + half, *place, samples["symbol"].to_numpy(), functions)
 
 
 def _join(process: Int64s, correlation: Ints, calls: _ApiCalls) -> Int64s:

@@ -24,6 +24,7 @@ from profpipe.ingest import (
     attribution,
     foreign_files,
     groupby,
+    host,
     json_stream,
     kernel_classes,
     modules,
@@ -171,6 +172,7 @@ def _read(trace: Trace) -> events.Recording:
         functools.partial(_count_placements, work),
         on_gpu=on_gpu,
         offset_ns=trace.offset_ns,
+        read_host=functools.partial(_read_host, trace, calls),
         read_shapes=functools.partial(_shapes, trace, work),
         read_calls=lambda: (_calls(trace, calls), work["call"].to_numpy().astype(int)),
     )
@@ -307,6 +309,44 @@ def _range_name(text: str) -> str:
     if text.startswith(schema.STEP_PREFIX):
         return schema.range_name(text)
     return "ProfilerStep#*" if _STEP.match(text) else text
+
+
+# --- what the host did -----------------------------------------------------------------------------------------------
+
+
+def _read_host(trace: Trace, calls: pd.DataFrame) -> tuple[operations.Spans, operations.Spans, operations.Spans]:
+    """Return events that may be waits, nothing of the operating system, and places.
+
+    Places are functions of Python where the trace has them, else the ranges and the outermost operators.
+    """
+    ranges, ops, lines = (trace.frame(sort) for sort in ("range", "op", "line"))
+    ops = ops.sort_values(["thread", "start", "dur"], ascending=[True, True, False], kind="stable")
+    end = ops["start"] + ops["dur"]
+    reached = end.groupby(ops["thread"]).cummax().groupby(ops["thread"]).shift(fill_value=-np.inf)
+    texts = [schema.decoded(text).removeprefix("autograd::engine::evaluate_function: ") for text in trace.texts]
+    places = _calls(trace, pd.concat([ranges, ops[ops["start"] >= reached]]))
+    if len(lines):
+        texts, places = _lines(trace, lines)
+    named = _calls(trace, pd.concat([ranges, ops, lines, calls]))
+    return named, operations.Spans.none(), replace(places, names=texts)
+
+
+def _lines(trace: Trace, lines: pd.DataFrame) -> tuple[list[str], operations.Spans]:
+    """Return (places, the functions of Python, whose names index them).
+
+    A function of a package has that of the script before it: ``train.py:9 main > models/moe.py:14 forward``.
+    """
+    functions = [torch_events.name_line(text) for text in trace.texts]
+    spans = _calls(trace, lines[lines["name"].isin(trace.named(torch_events.name_line))])
+    is_script = np.array([not re.search(r"[/\\]", text) for text in functions], dtype=bool)[spans.name]
+    outer = np.full(len(spans.start), -1)
+    for _, rows in groupby.groups(spans.thread):
+        of_scripts = host.tile(spans.of(rows[is_script[rows]]))
+        outer[rows] = np.where(is_script[rows], -1, host.look_up(of_scripts, spans.start[rows] + 1))
+    code, firsts = groupby.combine(outer, spans.name)
+    pairs = zip(outer[firsts].tolist(), spans.name[firsts].tolist(), strict=True)
+    texts = [schema.PATH_SEPARATOR.join([*([functions[o]] if o >= 0 else []), functions[i]]) for o, i in pairs]
+    return texts, replace(spans, name=code, names=texts)
 
 
 # --- checks and origin -----------------------------------------------------------------------------------------------

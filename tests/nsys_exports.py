@@ -16,6 +16,7 @@ SCHEMA = {
     "CUPTI_ACTIVITY_KIND_MEMSET": f"{_ACTIVITY} value bytes graphNodeId memKind",
     "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": f"{_ACTIVITY} graphId graphExecId",
     "CUPTI_ACTIVITY_KIND_RUNTIME": "start end eventClass globalTid correlationId nameId returnValue callchainId",
+    "OSRT_API": "start end eventClass globalTid nameId returnValue nestingLevel callchainId",
     "NVTX_EVENTS": "start end eventType rangeId category color text globalTid endGlobalTid textId domainId",
     "META_DATA_EXPORT": "name value",
     "EXPORT_META_DATA": "name value",

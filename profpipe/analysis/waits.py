@@ -59,8 +59,12 @@ def find_waits(workload: WorkloadFindings, case_steps: CaseSteps, rank: RankStep
         for metric in _METRICS
     )
     if parts is not None and idle:
-        late_ns = parts.ns[StepPart.IDLE_LAUNCH] + parts.ns[StepPart.IDLE_BLOCKED]
-        idle = _take_overhead(idle, sum(idle.values()) - late_ns)
+        late_ns, idle_ns = parts.ns[StepPart.IDLE_LAUNCH] + parts.ns[StepPart.IDLE_BLOCKED], sum(idle.values())
+        if parts is case_steps.parts and numbers is by_profiler[case_steps.profiler] and idle_ns:
+            # The last step, whose end is an estimate, has no causes.
+            idle = {subject: ns * late_ns / idle_ns for subject, ns in idle.items()}
+        else:
+            idle = _take_overhead(idle, idle_ns - late_ns)
     grouped: dict[tuple[str, str], list[tuple[str, float, float]]] = {}
     for subject in dict.fromkeys([*idle, *hidden]):
         cause, _, place = subject.partition(PATH_SEPARATOR)

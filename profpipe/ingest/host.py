@@ -2,9 +2,11 @@
 
 Idle time that a late launch ends is divided by what the host did meanwhile, in this order:
 
-1. a wait that has a name: of the file that the start-up hook wrote, or a call in which the host waited for the GPU;
-2. what the launching thread ran, by samples of its Python stack. Between two kernels of one stretch of launches that is
-   the ``launching`` itself; in a longer gap it is ``host code``.
+1. a wait that has a name: of the file that the start-up hook wrote, or of the recording itself, such as a call in which
+   the host waited for the GPU;
+2. what the launching thread ran, by samples of its Python stack, or by what the recording has of that thread: functions
+   of Python, ranges, operators. Between two kernels of one stretch of launches that is the ``launching`` itself; in a
+   longer gap it is ``host code``.
 
 The parts add up to that idle time. The rest of a wait, while queued work kept the GPU busy, is ``hidden``: without it
 the step would take as long. In a backward pass autograd's own thread launches, which has no Python stack: the samples
@@ -20,14 +22,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from profpipe.ingest.groupby import Bools, Int64s, Ints, Union, count_up_to
+from profpipe.ingest.groupby import Bools, Int64s, Ints, Union, combine, count_up_to, groups
 from profpipe.ingest.operations import Spans
 from profpipe.results import atomic, schema
 
@@ -38,11 +40,30 @@ _LONG_NS: Final = 300_000
 _MOST_BYTES: Final = 256_000_000
 #: A collection stops all threads, whichever of them it runs in.
 _OF_ALL_THREADS: Final = "garbage collection"
-#: The range that torch.profiler records round each batch of a data loader.
-_LOADING: Final = re.compile(r"enumerate\(DataLoader\)|DataLoader\S*\.__next__")
+#: The causes by the names that ranges, operators, functions and calls of a recording have. torch.profiler, and NVTX by
+#: ``emit_nvtx``, have a range round the loading of a batch, and torch.compile has one round a phase of its work.
+_NAMED: Final = {
+    "DataLoader": r"enumerate\(DataLoader\)|DataLoader\S*\.__next__|(?i:^\W*(data.?load(er|ing)|load.?batch)\W*$)",
+    "compilation": r"\(dynamo_timed\)$",
+    "checkpoint": r"^torch[/\\]serialization\.py\(\d+\): save$",
+    "garbage collection": r"^<built-in function collect>$",
+    "memory allocation": r"^(cuda|cu|hip)(Malloc|Free|Mem(Alloc|Free|Host|Create|Map|Unmap|SetA|Rel)|Host[ARU])",
+    "graph capture": r"^(cuda|cu|hip)(GraphInstantiate|GraphExecUpdate|StreamEndCapture)",
+    "module loading": r"^(cuda|cu|hip)(Module|Library)Load",
+    "MPI": r"^(MPI:)?MPI_[A-Z]",
+}
+#: Calls, which are the detail of their cause.
+_API: Final = re.compile(r"(?:MPI:)?((?:cuda|cu|hip|MPI_)[A-Z].*)")
+#: Steps have names that differ in such numbers.
+_DIGITS: Final = re.compile(r"\d+")
 #: Half the time between two samples. A sample stands for so much time before and after it. One that came late, since a
 #: thread kept the interpreter's lock, stands for the delay too.
 _HALF_NS: Final = 2_500_000
+#: Calls of libc that nsys records, and samples of a thread of which nothing is recorded.
+_SYSTEM: Final = "operating system"
+#: Those in which a thread waits for another one.
+_SIGNAL: Final = re.compile(r"pthread_cond|pthread_join|sem_|futex|epoll")
+_NOWHERE: Final = (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 #: The columns of ``samples``, and characters of a place or name.
 _SAMPLE: Final = ("time_ns", "thread", "place", "is_backward")
 _LONGEST: Final = 300
@@ -61,7 +82,7 @@ class Host:
 
     ``waits`` do not overlap: of two that do, the inner one counts. ``place`` of waits and samples indexes ``places``,
     -1 where it is unknown. ``samples`` are by thread (its id), with the time until which a sample stands; thread 0
-    stands for threads without Python.
+    stands for threads without Python. Without ``is_sampled`` they are exact times.
     """
 
     start: Int64s
@@ -71,6 +92,7 @@ class Host:
     names: tuple[str, ...]
     places: tuple[str, ...]
     samples: Mapping[int, tuple[Int64s, Ints]]
+    is_sampled: bool = True
 
 
 def read(folder: Path, pid: int) -> dict[str, Any] | None:
@@ -142,17 +164,104 @@ def place(
     return _make_host(spans, tuple(names), content["places"], samples)
 
 
-def read_ranges(ranges: Spans, calls: Spans, process: int) -> Host | None:
-    """Return what the ranges of a recording say of a process, without lines; None where none of them is such a wait."""
-    loads = [number for number, name in enumerate(ranges.names) if _LOADING.search(name)]
-    rows = np.flatnonzero(np.isin(ranges.name, loads) & (ranges.process == process))
-    if not len(rows):
-        return None
-    spans = [
-        (start, end, 0, -1) for start, end in zip(ranges.start[rows].tolist(), ranges.end[rows].tolist(), strict=True)
-    ]
-    spans += [(start, end, 1, -1) for start, end in zip(calls.start.tolist(), calls.end.tolist(), strict=True)]
-    return _make_host(spans, ("DataLoader", schema.SYNCHRONISING), (), {})
+def name_wait(text: str) -> str:
+    """Return the cause that a span of a recording with this name is; empty where it is none."""
+    return next((cause for cause, pattern in _NAMED.items() if re.search(pattern, text)), "")
+
+
+def read_recording(
+    given: tuple[Spans, Spans, Spans],
+    calls: Spans,
+    process: int,
+    begins: Int64s,
+    gaps: tuple[Int64s, Int64s, Ints],
+    launching: Collection[int] = (),
+) -> Host | None:
+    """Return what a recording says of the host of a process; None where it says nothing.
+
+    ``given`` are spans that may be waits, calls of the operating system, and places, of which the inner one counts.
+    Ranges that begin at one of ``begins`` are steps, and no places, as are others of their names.
+    ``gaps`` are the starts, ends and threads of the idle times; a thread that waits in the operating system delays the
+    launches that it does itself. ``calls`` and ``launching`` are those of ``place``; all threads are numbered alike.
+    """
+    named, system, places = (spans.of(np.flatnonzero(spans.process == process)) for spans in given)
+    steps = named.of(np.flatnonzero(np.isin(named.start, begins)))
+    titles = {_DIGITS.sub("#", steps.names[code]) for code in np.unique(steps.name)}
+    places = places.of(_named_rows(places, lambda text: not name_wait(text) and _DIGITS.sub("#", text) not in titles))
+    backward = named.of(_named_rows(named, lambda text: "run_backward" in text))
+
+    def rank_thread(thread: int) -> tuple[int, int, bool, int]:
+        inside, stepping = (int((of.end - of.start)[of.thread == thread].sum()) for of in (backward, steps))
+        # The first thread of a process has the lowest number.
+        return inside, stepping, thread in launching, -thread
+
+    of_places = dict(groups(places.thread))
+    main = max(of_places or launching, key=rank_thread, default=0)
+    tiled = {thread: tile(places.of(rows)) for thread, rows in of_places.items() if thread in (main, *launching)}
+    if tiled:
+        tiled[0] = tiled[main]
+    named = named.of(_named_rows(named, name_wait))
+    named = named.of(np.flatnonzero(np.isin(named.thread, [*launching, main]))) if launching else named
+    # Autograd's thread waits for the main thread until there is something to launch.
+    is_signal = np.isin(np.arange(len(system.name)), _named_rows(system, _SIGNAL.match)) & (system.thread != main)
+    system = _clip(system.of(np.flatnonzero(~is_signal)), *gaps)
+    outer = Union(*(np.concatenate([getattr(named, end), getattr(calls, end)]) for end in ("start", "end")))
+    system = system.of(np.flatnonzero(~outer.contains(system.start)))
+    names: dict[str, int] = {}
+    rows: list[tuple[int, int, int, int]] = []
+    for spans, label in (
+        (named, _label),
+        (system, lambda text: f"{_SYSTEM} ({text})"),
+        (calls, lambda _: schema.SYNCHRONISING),
+    ):
+        code, used = np.unique(spans.name, return_inverse=True)
+        labels = [label(spans.names[text])[:_LONGEST] for text in code]
+        numbers = np.array([names.setdefault(text, len(names)) for text in labels], dtype=np.int64)
+        at = np.full(len(used), -1)
+        for thread, of_thread in groups(spans.thread):
+            at[of_thread] = look_up(tiled.get(thread, _NOWHERE), spans.start[of_thread] + 1)
+        rows += zip(spans.start.tolist(), spans.end.tolist(), numbers[used].tolist(), at.tolist(), strict=True)
+    texts = tuple(text[:_LONGEST] for text in places.names)
+    return _make_host(rows, tuple(names), texts, tiled, is_sampled=False) if rows or tiled else None
+
+
+def _named_rows(spans: Spans, chosen: Callable[[str], Any]) -> Ints:
+    """Return the rows of ``spans`` whose names are ``chosen``."""
+    used = np.unique(spans.name)
+    return np.flatnonzero(np.isin(spans.name, [code for code in used.tolist() if chosen(spans.names[code])]))
+
+
+def _label(text: str) -> str:
+    call = _API.fullmatch(text)
+    return f"{name_wait(text)} ({call[1]})" if call else name_wait(text)
+
+
+def _clip(spans: Spans, start: Int64s, end: Int64s, thread: Ints) -> Spans:
+    """Return the parts of ``spans`` in the gaps [start, end) that their thread ends, the inner ones of nested spans."""
+    parts = [Spans.none()]
+    for number, gaps in groups(thread):
+        times, name = tile(spans.of(np.flatnonzero(spans.thread == number)))
+        if not len(times):
+            continue
+        cuts = _unite(times, start[gaps], end[gaps])
+        span = find_span(times[::2], times[1::2], cuts[:-1])
+        inside = np.flatnonzero((span >= 0) & (find_span(start[gaps], end[gaps], cuts[:-1]) >= 0))
+        threads = np.full(len(inside), number)
+        parts.append(Spans(cuts[inside], cuts[inside + 1], threads, threads, name[1::2][span[inside]], ()))
+    return replace(Spans.join(*parts), names=spans.names)
+
+
+def _unite(*times: Int64s) -> Int64s:
+    """Return the different times, ascending. They are given in a few ascending runs, on which np.unique is slow."""
+    ascending = np.sort(np.concatenate(times), kind="stable")
+    return ascending[np.diff(ascending, prepend=ascending[:1] - 1) > 0]
+
+
+def tile(spans: Spans) -> tuple[Int64s, Ints]:
+    """Return the inner ones of nested spans as samples: each stands for the time since the one before it."""
+    rows = zip(spans.start.tolist(), spans.end.tolist(), spans.name.tolist(), spans.name.tolist(), strict=True)
+    tiles = np.array(list(_flatten(list(rows))), dtype=np.int64).reshape(-1, 4)
+    return tiles[:, :2].ravel(), np.stack([np.full(len(tiles), -1), tiles[:, 3]], axis=1).ravel()
 
 
 def _make_host(
@@ -160,9 +269,10 @@ def _make_host(
     names: tuple[str, ...],
     places: tuple[str, ...],
     samples: Mapping[int, tuple[Int64s, Ints]],
+    is_sampled: bool = True,
 ) -> Host:
     start, end, name, at = np.array(list(_flatten(spans)), dtype=np.int64).reshape(-1, 4).T
-    return Host(start, end, name, at, names, places, samples)
+    return Host(start, end, name, at, names, places, samples, is_sampled)
 
 
 def _by_thread(content: Mapping[str, Any], offset: int) -> dict[int, tuple[Int64s, Ints]]:
@@ -194,7 +304,7 @@ def _flatten(spans: list[tuple[int, int, int, int]]) -> Iterator[tuple[int, int,
     """Yield ascending parts without overlap, (start, end, name, place): where several are open, the last one counts."""
     open_spans: list[tuple[int, int, int, int]] = []
     at = 0
-    for span in [*sorted(spans), None]:
+    for span in [*sorted(spans, key=lambda span: (span[0], -span[1])), None]:
         begin = span[0] if span else np.iinfo(np.int64).max
         while open_spans and at < begin:
             _, end, name, where = open_spans[-1]
@@ -224,7 +334,7 @@ def causes(
     """
     steps = len(steady[0])
     edges = [start, end, host.start, host.end, *(times for times, _ in host.samples.values())]
-    cuts = np.unique(np.concatenate([*edges, operators.start, operators.end] if operators else edges))
+    cuts = _unite(*edges, *([operators.start, operators.end] if operators else []))
     begin, length = cuts[:-1], np.diff(cuts)
     gap = find_span(start, end, begin)
     begin, length, gap = begin[gap >= 0], length[gap >= 0], gap[gap >= 0]
@@ -245,14 +355,18 @@ def causes(
     for number, samples in host.samples.items():
         # A sample inside a wait or an operator says nothing of the code outside, and one outside nothing of these.
         at = samples[0] - _HALF_NS
-        used = find_span(host.start, host.end, at) < 0
+        used = (find_span(host.start, host.end, at) < 0) | (not host.is_sampled)
         mine = ~is_wait & (of_thread == number)
         kinds = [(mine, used)]
-        if operators is not None:
+        if operators is not None and host.is_sampled:
             is_code = find_span(operators.start, operators.end, at) < 0
             kinds = [(mine & is_long, used & is_code), (mine & ~is_long, used & ~is_code)]
         for rows, chosen in kinds:
             place[rows] = look_up(_choose(samples, chosen), begin[rows] + 1)
+    if not host.is_sampled and 0 in host.samples:
+        # A thread in which nothing is open waits for the one of the steps, as autograd's does.
+        rows = ~is_wait & (place < 0)
+        place[rows] = look_up(host.samples[0], begin[rows] + 1)
     idle_ns = _sum_by(name, place, length)
     in_steady = find_span(*steady, host.start) >= 0
     whole_ns = _sum_by(host.name[in_steady], host.place[in_steady], (host.end - host.start)[in_steady])
@@ -295,6 +409,6 @@ def find_span(start: Int64s, end: Int64s, time_ns: Int64s) -> Ints:
 
 
 def _sum_by(name: Ints, place: Ints, values: Any) -> dict[tuple[int, int], float]:
-    keys, codes = np.unique(np.stack([name, place], axis=1), axis=0, return_inverse=True)
-    sums = np.bincount(codes.ravel(), weights=values, minlength=len(keys))
-    return {(int(key[0]), int(key[1])): float(total) for key, total in zip(keys, sums, strict=True)}
+    codes, firsts = combine(name, place)
+    sums = np.bincount(codes, weights=values, minlength=len(firsts)).tolist()
+    return dict(zip(zip(name[firsts].tolist(), place[firsts].tolist(), strict=True), sums, strict=True))

@@ -52,6 +52,14 @@ class Spans:
         return Spans(self.start[rows], self.end[rows], *place, self.name[rows], self.names)
 
     @classmethod
+    def join(cls, *parts: Spans) -> Spans:
+        columns = ("start", "end", "thread", "process")
+        start, end, thread, process = (np.concatenate([getattr(part, name) for part in parts]) for name in columns)
+        before = np.cumsum([0, *(len(part.names) for part in parts)])
+        name = np.concatenate([part.name + first for part, first in zip(parts, before, strict=False)])
+        return cls(start, end, thread, process, name, [text for part in parts for text in part.names])
+
+    @classmethod
     def none(cls) -> Spans:
         nothing = np.zeros(0, dtype=np.int64)
         return cls(nothing, nothing, nothing, nothing, nothing, ())

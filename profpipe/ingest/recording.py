@@ -42,6 +42,9 @@ class Recording:
     ``read_shapes`` returns ``grid`` and ``block`` of the kernels, None where the file has none. ``read_calls`` returns
     all calls, and the rows of the operations' calls, -1 where the call is not in the file. ``traced``
     fills in ``calls``, and the row ``call`` of an operation.
+
+    ``read_host`` returns what the host did: spans that may be waits with a name, calls of the operating system, and
+    places, with thread ids. Without it they are those of ``ranges``.
     """
 
     operations: Operations
@@ -56,6 +59,7 @@ class Recording:
     on_gpu: bool = True
     finds_steps: bool = True
     offset_ns: int = 0
+    read_host: Callable[[], tuple[Spans, Spans, Spans]] | None = None
     read_shapes: Callable[[], pd.DataFrame | None] = lambda: None
     read_calls: Callable[[], tuple[Spans, Ints]] = lambda: (Spans.none(), _NOTHING)
     calls: Spans = field(default_factory=Spans.none)
@@ -93,7 +97,8 @@ def tables(recording: Recording, step_range: str | None = "", folder: Path | Non
 
     ``folder`` is that of the file, in which the start-up hook may have left what it saw of a process.
     """
-    read_host = functools.partial(host.read, folder) if folder else None
+    read_hook = functools.partial(host.read, folder) if folder else None
+    read_host = recording.read_host or functools.partial(_read_ranges, recording.ranges, recording.tids)
     work, launches, ranges = recording.operations, recording.launches, recording.ranges
     waits, pids, latest = recording.waits, recording.pids, recording.latest
     finds_steps, on_gpu, read_shapes = recording.finds_steps, recording.on_gpu, recording.read_shapes
@@ -114,12 +119,12 @@ def tables(recording: Recording, step_range: str | None = "", folder: Path | Non
         steps, metrics = schema.Tables(), schema.empty(schema.METRICS)
         if finds_steps and on_gpu:
             metrics = launch_tables.overlap_rows(work, placed, pids, range_rows)
-            steps = search.find(work, ranges, waits, pids, latest, step_range, read_host)
+            steps = search.find(work, ranges, waits, pids, latest, step_range, read_hook, read_host)
         elif finds_steps and work.checks:
             lost = [{**check, "process": pids(np.array([check["process"]]))[0]} for check in work.checks]
             steps = schema.Tables(step_figures=schema.frame(schema.STEP_FIGURES, lost))
         elif finds_steps:
-            steps = search.find_on_host(work, ranges, pids, step_range or "", read_host)
+            steps = search.find_on_host(work, ranges, pids, step_range or "", read_hook, read_host)
     if finds_steps and on_gpu and steps.steps.empty and not work.in_case.any():
         metrics = schema.concat_rows(schema.METRICS, [metrics, launch_tables.wait_rows(waits)])
     # A benchmark repeats a kernel, and maybe a memset before it: its cases are compared by their kernels, not by steps.
@@ -145,6 +150,11 @@ def tables(recording: Recording, step_range: str | None = "", folder: Path | Non
         timeline=steps.timeline,
         origin=origin,
     ).set_columns(profiler=origin.tool)
+
+
+def _read_ranges(ranges: Spans, tids: Callable[[Any], Any]) -> tuple[Spans, Spans, Spans]:
+    by_tid = replace(ranges, thread=tids(ranges.thread), names=ranges.recorded or ranges.names)
+    return by_tid, Spans.none(), by_tid
 
 
 def _classified(work: Operations, classes: Sequence[str], placed: Attribution) -> Operations:

@@ -7,9 +7,11 @@ jax.profiler and TensorFlow write, are read as events of Kineto.
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import math
 import re
+import sys
 from array import array
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -38,11 +40,11 @@ _FOREVER: Final = 3.2e13
 
 KINDS: Final = ("kernel", "memcpy", "memset")
 #: Categories of Kineto, in lower case: torch 1.8 capitalises them and has no "gpu_" before its copies. Left out are
-#: gpu_user_annotation, which spans kernels of the trace, flows, and the Python stack.
+#: gpu_user_annotation, which spans kernels of the trace, and flows.
 _SORTS: Final = {
     "kernel": "kernel", "gpu_memcpy": "memcpy", "memcpy": "memcpy", "gpu_memset": "memset", "memset": "memset",
     "cpu_op": "op", "operator": "op", "user_annotation": "range",
-    "cuda_runtime": "call", "runtime": "call", "cuda_driver": "call", "driver": "call",
+    "cuda_runtime": "call", "runtime": "call", "cuda_driver": "call", "driver": "call", "python_function": "line",
 }  # fmt: skip
 _RECORD_AGAIN = "Record the trace again and let export_chrome_trace return before the process ends."
 
@@ -52,12 +54,30 @@ _FIELDS: Final = {
     "call": _ON_HOST,
     "op": _ON_HOST,
     "range": _ON_HOST,
+    "line": _ON_HOST,
     "module": _ON_HOST,
     "autograd": ("name", "thread", "start", "dur", "sequence", "forward"),
 }
 #: Events without a sequence number that say where a kernel belongs: a node of the backward pass that accumulates a
 #: gradient, and the calls of compiled functions.
 _OF_AUTOGRAD: Final = re.compile(r"autograd::engine::evaluate_function: |Torch-Compiled Region|Optimizer\.step#")
+#: A function of Python: its file without the folder of ``sys.path``, its first line, its name. None of torch, nor of
+#: code that it wrote.
+_FUNCTION: Final = re.compile(
+    r"(?!(?:.*[/\\])?(?:torch|triton|torchinductor_[^/]*)[/\\])(?:.*-packages[/\\])?([^<>]+\.py)\((\d+)\): (.+)"
+)
+#: Functions of Python in which a program waits.
+_WAITS: Final = re.compile(r"run_backward|function collect>|serialization\.py\(\d+\): save")
+#: Modules of Python by whose names programs have files too.
+_STANDARD: Final = sys.stdlib_module_names - {"code", "profile", "test"}
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def name_line(text: str) -> str:
+    """Return ``moe.py:14 forward`` for a function of the program or of a library; empty for others."""
+    match = _FUNCTION.fullmatch(text)
+    is_ours = match and re.split(r"[/\\.]", match[1])[0] not in _STANDARD and "/lib/python3" not in match[1]
+    return f"{match[1]}:{match[2]} {match[3]}" if match and is_ours else ""
 
 
 class Trace:
@@ -96,6 +116,8 @@ class Trace:
             sort = "range"  # torch 1.8 has no category for annotations
         if sort == "op" and schema.MODULE_PREFIX in event["name"]:
             sort = "module"
+        if sort == "line" and not (name_line(event["name"]) or _WAITS.search(event["name"])):
+            return
         start, dur = float(event["ts"]), float(event["dur"])
         if not (0 <= dur < _FOREVER and math.isfinite(start)):
             self.dropped += 1

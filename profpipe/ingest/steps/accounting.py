@@ -38,11 +38,15 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Accounts:
-    """Rows of `steps` of one device without their keys, and the rows of the operations of ``line``; -1 outside all."""
+    """Rows of `steps` of one device without their keys, and the rows of the operations of ``line``; -1 outside all.
+
+    ``segments`` are those of the process.
+    """
 
     line: Timeline
     frame: pd.DataFrame
     row: Ints
+    segments: Segments
 
 
 def account(timeline: Timeline, segments: Segments, waits: Union, origin: int) -> Accounts | None:
@@ -78,7 +82,7 @@ def account(timeline: Timeline, segments: Segments, waits: Union, origin: int) -
     frame.loc[is_step, "state"] = states(frame["wall_ns"].to_numpy(dtype=np.float64)[is_step])
     if is_step[-1] and not segments.has_last_end:
         frame.loc[len(frame) - 1, "state"] = StepState.LAST.value
-    return Accounts(timeline, frame, row)
+    return Accounts(timeline, frame, row, segments)
 
 
 def _periods(timeline: Timeline, inside: Ints, firsts: Ints, waits: Union, least: int) -> pd.DataFrame:

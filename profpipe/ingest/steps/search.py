@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
@@ -28,6 +29,10 @@ _MAY_BE_PARTS = (StepRule.OPTIMIZER, StepRule.FRAMEWORK, StepRule.RANGE)
 Figure = dict[str, Any]
 #: A process and one of its devices.
 Place = tuple[int, int]
+#: Starts, ends and launching threads of idle times.
+Gaps = tuple[Int64s, Int64s, Ints]
+#: Spans that may be waits with a name, calls of the operating system, and places.
+ReadHost = tuple[Spans, Spans, Spans]
 
 
 def find(
@@ -37,7 +42,8 @@ def find(
     pids: Callable[[Int64s], Any] | None = None,
     unclosed: int | None = None,
     step_range: str | None = "",
-    read_host: Callable[[int], Mapping[str, Any] | None] | None = None,
+    read_hook: Callable[[int], Mapping[str, Any] | None] | None = None,
+    read_host: Callable[[], ReadHost] | None = None,
 ) -> schema.Tables:
     """Find the steps of processes and devices, among the operations outside all cases.
 
@@ -47,8 +53,8 @@ def find(
     The devices of a process share its steps. A process with cases has no steps by pattern: what it runs between its
     cases only prepares them. Of a recording that contradicts itself (``reconcile``), and of a device without steps, the
     figures are the parts of the whole recording. ``unclosed`` and ``step_range`` are those of ``windows.find``;
-    where ``step_range`` is None, nothing is a step by pattern. ``read_host`` returns what the start-up hook saw of a
-    process, by its pid.
+    where ``step_range`` is None, nothing is a step by pattern. ``read_hook`` returns what the start-up hook saw of a
+    process, by its pid, and ``read_host`` what the recording has of the host (``recording.Recording``).
     """
     by_process = windows.find(ranges, unclosed, step_range or "")
     with_cases = set(pd.unique(operations.process[operations.in_case]).tolist()) if operations.in_case.any() else set()
@@ -98,12 +104,12 @@ def find(
         mine = steps[(steps["process"] == process) & (steps["device"] == device)]
         place: dict[str, Any] = {"process": process, "device": device}
         window = excerpt.choose_step(mine, origin, window)
-        _, launching = operations.read_calls(accounts.line.rows)
-        threads = set(np.unique(launching).tolist())
-        seen = _see_host(ranges, shown.waits(process), process, pids, read_host, threads)
-        shown.add(accounts.line, window, seen, **place)
         step_figures += [{**figure, **place} for figure in figures.measure_device(operations, accounts, mine, origin)]
-        causes = _causes(operations, accounts, mine, shown.waiting(process), seen, origin)
+        see = functools.partial(
+            _see_host, ranges, shown.waits(process), process, pids, read_hook, read_host, accounts.segments.begin
+        )
+        seen, causes = _find_causes(operations, accounts, mine, shown.waiting(process), see, origin)
+        shown.add(accounts.line, window, seen, **place)
         step_figures += [{**figure, **place} for figure in causes]
     for (process, device), line in whole:
         if (process, device) not in accounted:
@@ -129,47 +135,59 @@ def _see_host(
     waits: Spans,
     process: int,
     pids: Callable[[Int64s], Any] | None,
-    read_host: Callable[[int], Mapping[str, Any] | None] | None,
+    read_hook: Callable[[int], Mapping[str, Any] | None] | None,
+    read_host: Callable[[], ReadHost] | None,
+    begins: Int64s,
+    gaps: Gaps,
     launching: Collection[int] = (),
     call_name: str = schema.SYNCHRONISING,
 ) -> Host | None:
-    """Return what the start-up hook saw of a process whose steps it marked, else what the ranges say of waits."""
-    if pids is None or read_host is None:
-        return host.read_ranges(ranges, waits, process)
+    """Return what the start-up hook saw of a process whose steps it marked, else what the recording says of it."""
     names = ranges.recorded or ranges.names
-    matches = [_STEP_NAME.match(name) for name in names]
+    matches = [_STEP_NAME.match(name) for name in names] if pids and read_hook else []
     numbers = np.array([*(int(match[1]) if match else -1 for match in matches), -1], dtype=np.int64)
-    rows = np.flatnonzero((ranges.process == process) & (numbers[ranges.name] >= 0))
-    content = read_host(int(pids(np.array([process]))[0])) if len(rows) else None
-    if content is None:
-        return host.read_ranges(ranges, waits, process)
-    return host.place(content, numbers[ranges.name[rows]], ranges.start[rows], waits, launching, call_name)
+    if pids and read_hook and (numbers >= 0).any():
+        rows = np.flatnonzero((ranges.process == process) & (numbers[ranges.name] >= 0))
+        content = read_hook(int(pids(np.array([process]))[0])) if len(rows) else None
+        if content is not None:
+            return host.place(content, numbers[ranges.name[rows]], ranges.start[rows], waits, launching, call_name)
+    return host.read_recording(read_host(), waits, process, begins, gaps, launching) if read_host else None
 
 
-def _causes(
+def _find_causes(
     operations: Operations,
     accounts: Accounts,
     mine: pd.DataFrame,
     waiting: Union,
-    seen: Host | None,
+    see: Callable[[Gaps, Collection[int]], Host | None],
     origin: int,
-) -> Iterator[Figure]:
-    """Yield the causes of the idle time before late launches in the steady steps of a device."""
+) -> tuple[Host | None, list[Figure]]:
+    """Return what the host did, and the causes of idle time before late launches in the steady steps of a device."""
     line = accounts.line
     steady = mine[mine["state"] == StepState.STEADY.value].sort_values("start_ns")
-    if steady.empty or seen is None:
-        return
     begin = steady["start_ns"].to_numpy(dtype=np.int64) + origin
     until = begin + steady["wall_ns"].to_numpy(dtype=np.int64)
-    # The time after the last operation is an estimate, during which nothing of the host is recorded.
-    is_whole = until <= line.end.max()
-    spans = begin[is_whole], until[is_whole]
-    if not is_whole.any():
-        return
+    if steady.empty:
+        return None, []
+    # The time of a last step after the last operation is an estimate. Of a single step it is the time in its range that
+    # is before the first operation and after the last one.
+    last, of_last = int(line.end.max()), accounts.segments.place(line.launched).max()
+    first, ended = int(accounts.segments.begin[of_last]), int(accounts.segments.end[of_last])
+    is_whole = until <= last
+    is_single = not is_whole.any()
+    spans = (begin, np.maximum(until, ended)) if is_single else (begin[is_whole], until[is_whole])
     start, end, cause, following = accounting.gaps(line, Union(line.start, line.end), waiting)
     wanted = np.flatnonzero((cause > 0) & (host.find_span(*spans, start) >= 0))
     _, thread = operations.read_calls(line.rows[following[wanted]])
-    yield from host.causes(seen, start[wanted], end[wanted], np.asarray(thread), spans)
+    _, launching = operations.read_calls(line.rows)
+    before = [(first + max(last - ended, 0), begin[0], launching[0])] if is_single else []
+    after = [(last, max(last, ended), launching[-1])] if is_single else []
+    edges = [np.array(rows, dtype=np.int64).reshape(-1, 3).T for rows in (before, after)]
+    inside = start[wanted], end[wanted], np.asarray(thread)
+    start, end, thread = (np.concatenate([edges[0][i], part, edges[1][i]]) for i, part in enumerate(inside))
+    spans = (edges[0][0], spans[1]) if is_single else spans
+    seen = see((start, end, thread), set(pd.unique(np.asarray(launching)).tolist())) if len(start) else None
+    return seen, list(host.causes(seen, start, end, thread, spans)) if seen else []
 
 
 def _agreed_steps(accounted: Mapping[Place, Accounts]) -> pd.DataFrame:
@@ -335,7 +353,8 @@ def find_on_host(
     ranges: Spans,
     pids: Callable[[Int64s], Any],
     step_range: str = "",
-    read_host: Callable[[int], Mapping[str, Any] | None] | None = None,
+    read_hook: Callable[[int], Mapping[str, Any] | None] | None = None,
+    read_host: Callable[[], ReadHost] | None = None,
 ) -> schema.Tables:
     """Return the steps of a recording without a GPU: their periods on the host, from one range to the next one."""
     by_process = windows.find(ranges, step_range=step_range)
@@ -352,17 +371,15 @@ def find_on_host(
             pd.DataFrame({**columns, "process": process, "rule": first.rule.value, "state": state, "kind": kind})
         )
         steady = np.flatnonzero(state == StepState.STEADY.value)
+        spans = first.begin[steady], first.begin[steady] + wall[steady]
+        gaps = *spans, np.zeros(len(steady), dtype=np.int64)
         collectives = ranges.of(_collectives(ranges, process))
-        seen = (
-            _see_host(ranges, collectives, process, pids, read_host, call_name=schema.COLLECTIVE)
-            if len(steady)
-            else None
-        )
+        see = functools.partial(_see_host, ranges, collectives, process, pids, read_hook, read_host, first.begin)
+        seen = see(gaps, call_name=schema.COLLECTIVE) if len(steady) else None
         if seen:
-            spans = first.begin[steady], first.begin[steady] + wall[steady]
             rows = np.flatnonzero((operations.process == process) & ~operations.are_collective[operations.name])
             busy = Union(operations.start[rows], operations.end[rows])
-            of_steps = host.causes(seen, *spans, np.zeros(len(steady), dtype=np.int64), spans, busy)
+            of_steps = host.causes(seen, *gaps, spans, busy)
             causes += [{**figure, "process": process, "device": -1} for figure in of_steps]
     steps = schema.frame(schema.STEPS, pd.concat(frames, ignore_index=True) if frames else {})
     return _tables(pids, steps=steps, step_figures=schema.frame(schema.STEP_FIGURES, causes))

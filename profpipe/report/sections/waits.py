@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from profpipe.analysis.findings import CaseResult, WorkloadFindings
-from profpipe.analysis.steps import CaseSteps
+from profpipe.analysis.steps import CaseSteps, StepPart
 from profpipe.analysis.waits import Wait, find_waits
 from profpipe.report import document as doc
 from profpipe.report.labels import capitalise, case_text, duration, fill, percent, ratio
@@ -19,6 +19,8 @@ _LEAST_SHARE, _LEADING_SHARE, _MOST_SENTENCES = 0.03, 0.1, 3
 _MOST_GAIN = 20.0
 #: Rows of the table, and lines of a cause in a sentence and in a row. Below this share of a step a cause has no row.
 _MOST_ROWS, _MOST_PLACES, _LEAST_ROW = 10, 2, 0.002
+#: Share of a cause from which on a line is named with it, and that of a line which is said to be all of it.
+_LEAST_PLACE, _NEARLY_ALL = 0.05, 0.9
 
 #: What a cause is in a sentence, and what to do about it.
 _NAMES: Mapping[str, str] = {
@@ -31,6 +33,11 @@ _NAMES: Mapping[str, str] = {
     "checkpoint": "a checkpoint",
     OPERATORS: "operators",
     COLLECTIVE: "communication",
+    "memory allocation": "memory allocations",
+    "graph capture": "a graph capture",
+    "module loading": "the loading of kernels",
+    "operating system": "the operating system",
+    "MPI": "MPI",
 }
 _DEEDS: Mapping[str, str] = {
     "DataLoader": "Load ahead: more workers (num_workers, persistent_workers=True), pinned memory, or cheaper items.",
@@ -40,6 +47,20 @@ _DEEDS: Mapping[str, str] = {
     "garbage collection": "Call gc.freeze() after the set-up, or gc.disable() and collect seldom.",
     "compilation": "Keep shapes constant or mark them dynamic. TORCH_LOGS=recompiles names the reason.",
     "checkpoint": "Save less often, or asynchronously (torch.distributed.checkpoint.async_save).",
+    "memory allocation": "Keep the memory: allocate before the loop, or from a pool.",
+    "graph capture": "Capture a graph once, before the loop.",
+    "module loading": "Load kernels before the loop, in a warm-up or with CUDA_MODULE_LOADING=EAGER.",
+    "operating system": "Read files and wait for other threads outside the step, or ahead of it.",
+    "MPI": "Send while the GPU works.",
+}
+#: What records the causes that a recording of a profiler lacks.
+_RECORD: Mapping[str, doc.Text] = {
+    "torch": fill("torch.profiler records the lines with {}.", doc.Code("with_stack=True")),
+    "nsys": fill(
+        "{} records ranges and calls of the operating system, {} the lines of a program in Python.",
+        doc.Code("nsys profile --trace=cuda,nvtx,osrt"),
+        doc.Code("profpipe run"),
+    ),
 }
 
 
@@ -55,7 +76,7 @@ def _list(workload: WorkloadFindings, case: CaseResult) -> tuple[CaseSteps, tupl
 
 def _name(wait: Wait) -> doc.Text:
     """Return ``the garbage collection (generation 2; train.py:41)``."""
-    places = [doc.Code(place) for place, _ in wait.places[:_MOST_PLACES]]
+    places = [doc.Code(place) for place, _ in _choose_places(wait)]
     what = _NAMES.get(wait.name, wait.name)
     about: list[doc.Text] = [wait.detail, *places] if wait.detail else [*places]
     return fill("{} ({})", what, doc.join(about, last=", ")) if about else what
@@ -80,22 +101,27 @@ def headline(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
 
 
 def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
-    """Yield the largest causes, each with what could be gained at most and what to do."""
+    """Yield the largest causes with what could be gained at most and what to do, and what would record others."""
     listed = _list(workload, case)
-    if listed is None:
-        return
-    case_steps, waits, step_ns = listed
+    if listed is not None:
+        yield from _describe_largest(*listed)
+    yield from _name_option(workload, case, listed[1] if listed else ())
+
+
+def _describe_largest(case_steps: CaseSteps, waits: tuple[Wait, ...], step_ns: float) -> Iterator[doc.Text]:
     large = [wait for wait in waits if wait.idle_ns >= _LEAST_SHARE * step_ns and wait.name in _DEEDS]
     advised: set[str] = set()
     for wait in large[:_MOST_SENTENCES]:
         # Several lines of host code have one advice.
         deed = "" if wait.name in advised else f" {_DEEDS[wait.name]}"
         advised.add(wait.name)
-        without = "without them" if wait.name in (LAUNCHING, SYNCHRONISING) else "without it"
+        without = "without them" if wait.name in (LAUNCHING, SYNCHRONISING, "memory allocation") else "without it"
         gain = step_ns / max(step_ns - wait.idle_ns, 1.0)
         yield fill(
-            f"{{}}: {{}} of a step{{}}{{}}{{}}{{}}.{deed}",
+            f"{{}}{{}}: {{}} of a step{{}}{{}}{{}}{{}}.{deed}",
             capitalise(_NAMES[wait.name].removeprefix("the ").removeprefix("a ")),
+            # The name of a call, no count of workers.
+            fill(" ({})", doc.Code(wait.detail)) if wait.detail.isidentifier() else "",
             duration(wait.idle_ns, step_unit([step_ns])),
             "" if case_steps.is_on_gpu else " under the profiler",
             _count_launches(case_steps) if wait.name == LAUNCHING else "",
@@ -111,10 +137,31 @@ def _count_launches(case_steps: CaseSteps) -> str:
 
 
 def _write_places(wait: Wait, unit: Unit) -> doc.Text:
-    if len(wait.places) == 1:
-        return fill("; at {}", doc.Code(wait.places[0][0]))
-    places = [fill("{} ({})", doc.Code(place), duration(ns, unit)) for place, ns in wait.places[:_MOST_PLACES]]
-    return fill("; mostly at {}", doc.join(places)) if places else ""
+    chosen, total_ns = _choose_places(wait), max(wait.idle_ns, wait.hidden_ns)
+    if len(wait.places) == 1 and chosen and chosen[0][1] > _NEARLY_ALL * total_ns:
+        return fill("; at {}", doc.Code(chosen[0][0]))
+    places = [fill("{} ({})", doc.Code(place), duration(ns, unit)) for place, ns in chosen]
+    how = "mostly" if 2 * sum(ns for _, ns in chosen) >= total_ns else "partly"
+    return fill(f"; {how} at {{}}", doc.join(places)) if places else ""
+
+
+def _choose_places(wait: Wait) -> list[tuple[str, float]]:
+    """Return the places with the most time, of those with a share of it that matters."""
+    least_ns = _LEAST_PLACE * max(wait.idle_ns, wait.hidden_ns)
+    return [(place, ns) for place, ns in wait.places[:_MOST_PLACES] if ns >= least_ns]
+
+
+def _name_option(workload: WorkloadFindings, case: CaseResult, waits: tuple[Wait, ...]) -> Iterator[doc.Text]:
+    """Yield what would record the causes where a recording of somebody else lacks them for a large part of a step."""
+    case_steps = workload.steps.of(case.id)
+    parts = case_steps.parts_without_profiler if case_steps else None
+    if workload.declared is not None or case_steps is None or case_steps.profiler not in _RECORD or parts is None:
+        return
+    late_ns = parts.ns[StepPart.IDLE_LAUNCH] + parts.ns[StepPart.IDLE_BLOCKED]
+    unknown_ns = sum(wait.idle_ns for wait in waits if wait.name == HOST_CODE and not wait.places) if waits else late_ns
+    if unknown_ns >= _LEADING_SHARE * parts.wall_ns:
+        did = "The recording does not say what the host did in {} of a step while the GPU waited. {}"
+        yield fill(did, duration(unknown_ns, step_unit([parts.wall_ns])), _RECORD[case_steps.profiler])
 
 
 def slowest_rank(workload: WorkloadFindings, case_steps: CaseSteps) -> doc.Text:
@@ -163,18 +210,20 @@ def waits(workload: WorkloadFindings) -> doc.Section:
     columns = [
         (doc.label("case"), lambda row: case_text(row[0]) if row[3] else ""),
         (doc.label("cause"), lambda row: row[1].cause),
-        (doc.words("places", "lines"), lambda row: doc.join(map(doc.Code, _places(row[1])), last=", ")),
+        (
+            doc.words("places", "lines"),
+            lambda row: doc.join([doc.Code(place) for place, _ in _choose_places(row[1])], last=", "),
+        ),
         (doc.number("idle", "idle" if is_on_gpu else "time", unit), lambda row: row[1].idle_ns),
         (doc.percent("share", "of a step"), lambda row: row[1].idle_ns / row[2]),
         (doc.number("hidden", "hidden", unit), lambda row: row[1].hidden_ns or ""),
     ]
     table = doc.table_of("waits", rows, columns[len(workload.cases) < 2 :])
     title = "Why the GPU waits for the host" if is_on_gpu else "What a step does"
-    return doc.make_section("waits", title, [table], _NOTE if is_on_gpu else _NOTE_OF_CPU, workload.name)
-
-
-def _places(wait: Wait) -> list[str]:
-    return [place for place, _ in wait.places[:_MOST_PLACES]]
+    note = _NOTE if is_on_gpu else _NOTE_OF_CPU
+    if workload.declared is None:
+        note = f"{note.partition(' Lines are')[0]} {_NOTE_OF_RECORDING}"
+    return doc.make_section("waits", title, [table], note, workload.name)
 
 
 _NOTE = (
@@ -186,4 +235,8 @@ _NOTE = (
 _NOTE_OF_CPU = (
     "The causes divide a mean steady step under the profiler, which may take longer than one without it. Lines are of"
     " the program, by samples of its Python stacks 200 times a second: a line of few samples is an estimate."
+)
+_NOTE_OF_RECORDING = (
+    "Lines are what the recording has of the launching thread, the inner one of these: functions of Python with their"
+    " first line; else ranges, operators, and functions in samples of the CPU. Launching: gaps below 0.3 ms."
 )
