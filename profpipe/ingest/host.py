@@ -43,6 +43,8 @@ _LOADING: Final = re.compile(r"enumerate\(DataLoader\)|DataLoader\S*\.__next__")
 #: Half the time between two samples. A sample stands for so much time before and after it. One that came late, since a
 #: thread kept the interpreter's lock, stands for the delay too.
 _HALF_NS: Final = 2_500_000
+#: Fewer samples in the steady steps say little of the lines: 20 steps of 0.3 ms have one or two.
+_LEAST_SAMPLES: Final = 5
 #: The columns of ``samples``, and characters of a place or name.
 _SAMPLE: Final = ("time_ns", "thread", "place", "is_backward")
 _LONGEST: Final = 300
@@ -185,9 +187,9 @@ def look_up(samples: tuple[Int64s, Ints], time_ns: Int64s) -> Ints:
 
 
 def _choose(samples: tuple[Int64s, Ints], used: Bools) -> tuple[Int64s, Ints]:
-    """Return the samples ``used``, which stand for all the time; all of them where none is."""
+    """Return the samples ``used``, which stand for all the time."""
     times, places = samples
-    return (np.append(times[used][:-1], times[-1]), places[used]) if used.any() else samples
+    return np.append(times[used][:-1], times[-1]), places[used]
 
 
 def _flatten(spans: list[tuple[int, int, int, int]]) -> Iterator[tuple[int, int, int, int]]:
@@ -251,8 +253,10 @@ def causes(
         if operators is not None:
             is_code = find_span(operators.start, operators.end, at) < 0
             kinds = [(mine & is_long, used & is_code), (mine & ~is_long, used & ~is_code)]
+        is_steady = find_span(*steady, at) >= 0
         for rows, chosen in kinds:
-            place[rows] = look_up(_choose(samples, chosen), begin[rows] + 1)
+            if np.count_nonzero(chosen & is_steady) >= _LEAST_SAMPLES:
+                place[rows] = look_up(_choose(samples, chosen), begin[rows] + 1)
     idle_ns = _sum_by(name, place, length)
     in_steady = find_span(*steady, host.start) >= 0
     whole_ns = _sum_by(host.name[in_steady], host.place[in_steady], (host.end - host.start)[in_steady])

@@ -99,16 +99,21 @@ def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
     if not case_steps.is_on_gpu:
         # The headline has the time of a step without a profiler, which may be shorter.
         whole = fill("the {} of a step under the profiler", duration(step_ns, unit))
+    operators_ns = {place: ns for wait in waits if wait.name == OPERATORS for place, ns in wait.places}
     advised: set[str] = set()
     for wait in large[:_MOST_SENTENCES]:
+        name, advice = _NAMES[wait.name], _DEEDS[wait.name]
+        if wait.name == HOST_CODE and operators_ns.get(_line(wait), 0.0) > wait.idle_ns:
+            # PyTorch and its profiler work between two operators, of which the line has many.
+            name, advice = "host code between operators", "Use fewer and larger operators, or torch.compile."
         # Several lines of host code have one advice.
-        deed = "" if wait.name in advised else f" {_DEEDS[wait.name]}"
-        advised.add(wait.name)
+        deed = "" if advice in advised else f" {advice}"
+        advised.add(advice)
         without = "Without them" if wait.name in (LAUNCHING, SYNCHRONISING) else "Without it"
         gain = step_ns / max(step_ns - wait.idle_ns, 1.0)
         yield fill(
             f"{{}}{{}}: {{}} of {{}}{{}}.{{}}{deed}",
-            capitalise(_NAMES[wait.name].removeprefix("the ").removeprefix("a ")),
+            capitalise(name.removeprefix("the ").removeprefix("a ")),
             _write_places(wait, unit),
             duration(wait.idle_ns, unit),
             whole,
