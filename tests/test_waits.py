@@ -7,6 +7,7 @@ import re
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -94,13 +95,56 @@ def test_a_planted_wait_is_named_with_its_line_and_its_time(
     assert waits[f"{kind} > train.py:{line}"] / MS == pytest.approx(expected, rel=0.05, abs=1)
 
 
+def test_the_page_says_what_a_step_spends_and_what_that_step_could_gain(
+    planted: tuple[Path, dict[str, list[float]]],
+) -> None:
+    run, _ = planted
+    page = (run / "SUMMARY.md").read_text(encoding="utf-8")
+    line = 1 + next(number for number, text in enumerate(PLANTED.splitlines()) if text.endswith("# garbage"))
+    assert re.search(
+        rf"Under the profiler a step spends \d+\.\d % in the garbage collection \(generation 2, `train.py:{line}`\)",
+        page,
+    )
+    remark = re.search(
+        rf"Garbage collection at `train.py:{line}`: (\S+) ms of the (\S+) ms of a step under the profiler\. "
+        r"Without it that step would be at most (\S+) times as fast\. Keep gc\.collect\(\) out of the loop",
+        page,
+    )
+    assert remark is not None
+    wait, step, gain = map(float, remark.groups())
+    assert gain == pytest.approx(step / (step - wait), rel=0.02)
+
+
+WORK = """
+import time, torch; torch.set_num_threads(1)
+net = torch.nn.Linear(20_000, 1)
+optimizer = torch.optim.SGD(net.parameters(), 0.01)
+for step in range(30):
+    x = torch.ones(20_000)
+    for _ in range(2000): x = x + 1
+    net(x).sum().backward()
+    optimizer.step()
+    time.sleep(0.04)
+"""
+
+
+@pytest.mark.slow
+def test_code_between_operators_is_not_taken_for_code_that_stands_alone(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WORK, encoding="utf-8")
+    shown = " ".join(profpipe(tmp_path, "run", "-p", "torch", "--", sys.executable, "train.py").split())
+    headline = shown.partition("Under the profiler a step spends ")[2].partition(". - ")[0]
+    assert "% in operators (" in headline and "% in host code (train.py:10)" in headline
+    assert "Host code at train.py:10: " in shown and "Host code between operators at train.py:7: " in shown
+    assert "Use fewer and larger operators, or torch.compile." in shown
+
+
 def test_the_causes_add_up_to_the_steps(planted: tuple[Path, dict[str, list[float]]]) -> None:
     run, _ = planted
     metrics, steps = pd.read_parquet(run / "metrics.parquet"), pd.read_parquet(run / "steps.parquet")
     waits = metrics.loc[metrics["metric"] == "step_wait_idle", "value"].sum()
     assert waits == pytest.approx(steps.loc[steps["state"] == "steady", "wall_ns"].astype(float).mean(), rel=1e-9)
     summary = (run / "SUMMARY.md").read_text(encoding="utf-8")
-    assert re.search(r"Under the profiler \d\d\.\d % of a step goes into ", summary)
+    assert re.search(r"Under the profiler a step spends \d\d\.\d % in ", summary)
 
 
 def content(**more: object) -> dict[str, object]:
@@ -145,6 +189,17 @@ def test_a_wait_counts_where_the_gpu_is_idle_and_the_rest_is_hidden() -> None:
     assert parts["step_wait_hidden", "DataLoader (2 workers) > a.py:1"] == 10
     # From 50 to 60 ms it ran code: a sample stands for the 2.5 ms before it and after it.
     assert parts["step_wait_idle", "host code > b.py:2"] == parts["step_wait_idle", "host code > a.py:1"] == 2.5
+
+
+def test_too_few_samples_name_no_line() -> None:
+    given = content()
+    assert isinstance(given["samples"], dict)
+    given["samples"] = {name: values[::8] for name, values in given["samples"].items()}
+    assert divided(placed(given), spans((0, 40))) == {("step_wait_idle", "host code > a.py:1"): pytest.approx(20)}, (
+        "five samples"
+    )
+    given["samples"] = {name: values[1:] for name, values in given["samples"].items()}
+    assert divided(placed(given), spans((0, 40))) == {("step_wait_idle", "host code"): pytest.approx(20)}
 
 
 def test_of_two_waits_the_inner_one_counts() -> None:
@@ -294,7 +349,7 @@ def test_the_ranges_of_a_recording_say_how_long_the_gpu_waits_for_a_loader(tmp_p
     trace.write_text(json.dumps({"schemaVersion": 1, "deviceProperties": [], "traceEvents": events}), "utf-8")
     shown = " ".join(profpipe(tmp_path, "ingest", "trace.json", "--out", "read").split())
     assert "For 6.00 ms of it the GPU waits for the DataLoader." in shown
-    assert "DataLoader: 6.00 ms of a step, 2.50x at most without it. Load ahead: more workers" in shown
+    assert "DataLoader: 6.00 ms of a step. Without it a step would be at most 2.50 times as fast. Load ahead:" in shown
     metrics, steps = (pd.read_parquet(tmp_path / "read" / f"{name}.parquet") for name in ("metrics", "steps"))
     idle = metrics.loc[metrics["metric"] == "step_wait_idle", "value"].sum()
     # The last step has an estimated end, and no causes.
@@ -339,3 +394,40 @@ def test_code_that_no_file_of_the_program_holds_has_the_line_that_calls_it(monke
         places.number(names["call"]())  # type: ignore[operator]
         found[module] = places.list_names()[0].partition(":")[0].rpartition("/")[2]
     assert found == {"lib": "test_waits.py", "torch._inductor.x": "test_waits.py", "p": "p.py"}
+
+
+@pytest.mark.slow
+def test_torch_compile_neither_traces_nor_compiles_what_notes_a_wait(recwarn: pytest.WarningsRecorder) -> None:
+    import torch
+    from torch._dynamo.utils import counters
+
+    from profpipe.hook.host import Host
+    from profpipe.hook.record import HookRecord
+    from profpipe.hook.settings import HookSettings
+
+    def compile_and_count() -> int:
+        """Return how many functions torch.compile compiles where a compiled one reads two batches."""
+        torch._dynamo.reset()
+        counters.clear()
+
+        @torch.compile(backend="eager")
+        def read(batches: Any) -> Any:
+            return next(batches).sum() + next(batches).sum()
+
+        read(iter(torch.utils.data.DataLoader(torch.ones(4, 8), batch_size=1)))  # type: ignore[arg-type]
+        return counters["frames"]["total"]
+
+    # At the first time the compiler traces functions of its own.
+    compile_and_count()
+    without = compile_and_count()
+    steps = {"warmup": 1, "measure": 1, "stop": False, "forward": False}
+    settings = HookSettings({"folder": "", "stem": "hook", "profiler": "torch", "steps": steps})
+    recording = Host(settings, HookRecord(lambda: "", dict))
+    recording._is_on = True
+    recording._watch()
+    try:
+        assert compile_and_count() == without
+    finally:
+        recording._leave()
+    assert [wait[0] for wait in recording._waits].count("DataLoader") == 2
+    assert not [warning for warning in recwarn if "Dynamo" in str(warning.message)]

@@ -247,14 +247,24 @@ class Host:
     def _wrap(self, owner: Any, name: str, kind: str, detail: Callable[..., str] = lambda *_: "") -> None:
         original = getattr(owner, name)
 
-        @functools.wraps(original)
+        def note(begin: int, end: int, args: Any) -> None:
+            self._guard(lambda: self._add(kind, begin, end, detail(*args)))
+
+        # Where a compiled function reads a batch, torch.compile shall not trace or compile these two.
+        note = getattr(sys.modules.get("torch._dynamo"), "disable", lambda function: function)(note)
+
         def call(*args: Any, **kwargs: Any) -> Any:
             begin = time.perf_counter_ns()
             try:
                 return original(*args, **kwargs)
             finally:
-                end = time.perf_counter_ns()
-                self._guard(lambda: self._add(kind, begin, end, detail(*args)))
+                note(begin, time.perf_counter_ns(), args)
+
+        functools.update_wrapper(call, original)
+        call._torchdynamo_disable = True  # type: ignore[attr-defined]
+        skip = getattr(sys.modules.get("torch._dynamo.eval_frame"), "skip_code", None)
+        if skip is not None:
+            skip(call.__code__)
 
         def undo() -> None:
             if getattr(owner, name) is call:

@@ -64,6 +64,8 @@ _SYSTEM: Final = "operating system"
 #: Those in which a thread waits for another one.
 _SIGNAL: Final = re.compile(r"pthread_cond|pthread_join|sem_|futex|epoll")
 _NOWHERE: Final = (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+#: Fewer samples in the steady steps say little of the lines: 20 steps of 0.3 ms have one or two.
+_LEAST_SAMPLES: Final = 5
 #: The columns of ``samples``, and characters of a place or name.
 _SAMPLE: Final = ("time_ns", "thread", "place", "is_backward")
 _LONGEST: Final = 300
@@ -297,7 +299,7 @@ def look_up(samples: tuple[Int64s, Ints], time_ns: Int64s) -> Ints:
 def _choose(samples: tuple[Int64s, Ints], used: Bools) -> tuple[Int64s, Ints]:
     """Return the samples ``used``, which stand for all the time."""
     times, places = samples
-    return np.append(times[used][:-1], times[-1:])[: np.count_nonzero(used)], places[used]
+    return np.append(times[used][:-1], times[-1]), places[used]
 
 
 def _flatten(spans: list[tuple[int, int, int, int]]) -> Iterator[tuple[int, int, int, int]]:
@@ -361,8 +363,10 @@ def causes(
         if operators is not None and host.is_sampled:
             is_code = find_span(operators.start, operators.end, at) < 0
             kinds = [(mine & is_long, used & is_code), (mine & ~is_long, used & ~is_code)]
+        is_steady = find_span(*steady, at) >= 0
         for rows, chosen in kinds:
-            place[rows] = look_up(_choose(samples, chosen), begin[rows] + 1)
+            if not host.is_sampled or np.count_nonzero(chosen & is_steady) >= _LEAST_SAMPLES:
+                place[rows] = look_up(_choose(samples, chosen), begin[rows] + 1)
     if not host.is_sampled and 0 in host.samples:
         # A thread in which nothing is open waits for the one of the steps, as autograd's does.
         rows = ~is_wait & (place < 0)

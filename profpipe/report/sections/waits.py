@@ -8,7 +8,7 @@ from profpipe.analysis.findings import CaseResult, WorkloadFindings
 from profpipe.analysis.steps import CaseSteps, StepPart
 from profpipe.analysis.waits import Wait, find_waits
 from profpipe.report import document as doc
-from profpipe.report.labels import capitalise, case_text, duration, fill, percent, ratio
+from profpipe.report.labels import capitalise, case_text, duration, fill, percent
 from profpipe.report.sections.steps import rank_name
 from profpipe.report.units import Unit, step_unit
 from profpipe.results.schema import COLLECTIVE, HOST_CODE, LAUNCHING, OPERATORS, SYNCHRONISING, StepState
@@ -43,8 +43,13 @@ _DEEDS: Mapping[str, str] = {
     "DataLoader": "Load ahead: more workers (num_workers, persistent_workers=True), pinned memory, or cheaper items.",
     SYNCHRONISING: "Read results less often: keep .item(), .cpu(), print and nonzero out of the loop.",
     LAUNCHING: "Launch less: torch.compile, CUDA graphs, or fewer and larger operators.",
-    HOST_CODE: "Move work out of the step or to another process, or use a cheaper operator; if it waits, begin sooner.",
-    "garbage collection": "Call gc.freeze() after the set-up, or gc.disable() and collect seldom.",
+    HOST_CODE: (
+        "Move work out of the step or to another process, or use a cheaper operator. If the line waits, start what it"
+        " waits for sooner."
+    ),
+    "garbage collection": (
+        "Keep gc.collect() out of the loop, call gc.freeze() after the set-up, or gc.disable() and collect seldom."
+    ),
     "compilation": "Keep shapes constant or mark them dynamic. TORCH_LOGS=recompiles names the reason.",
     "checkpoint": "Save less often, or asynchronously (torch.distributed.checkpoint.async_save).",
     "memory allocation": "Keep the memory: allocate before the loop, or from a pool.",
@@ -76,9 +81,12 @@ def _list(workload: WorkloadFindings, case: CaseResult) -> tuple[CaseSteps, tupl
 
 def _name(wait: Wait) -> doc.Text:
     """Return ``the garbage collection (generation 2; train.py:41)``."""
-    places = [doc.Code(place) for place, _ in _choose_places(wait)]
+    chosen, how = _choose_places(wait)
+    places: list[doc.Text] = [doc.Code(place) for place, _ in chosen]
+    if places and len(wait.places) > len(places):
+        places[0] = fill(f"{how} {{}}", places[0])
     what = _NAMES.get(wait.name, wait.name)
-    about: list[doc.Text] = [wait.detail, *places] if wait.detail else [*places]
+    about = [wait.detail, *places] if wait.detail else places
     return fill("{} ({})", what, doc.join(about, last=", ")) if about else what
 
 
@@ -90,14 +98,14 @@ def headline(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     case_steps, waits, step_ns = listed
     if slowest := slowest_rank(workload, case_steps):
         return slowest
-    named = [wait for wait in waits if wait.name != OPERATORS]
-    if not named or named[0].idle_ns < _LEADING_SHARE * step_ns:
+    leading = [wait for wait in waits[:2] if wait.idle_ns >= _LEADING_SHARE * step_ns]
+    if not leading:
         return ""
     if not case_steps.is_on_gpu:
         # The time of the headline is without a profiler.
-        share = percent(named[0].idle_ns / step_ns)
-        return fill("Under the profiler {} of a step goes into {}.", share, _name(named[0]))
-    return fill("For {} of it the GPU waits for {}.", duration(named[0].idle_ns, step_unit([step_ns])), _name(named[0]))
+        parts = [fill("{} in {}", percent(wait.idle_ns / step_ns), _name(wait)) for wait in leading]
+        return fill("Under the profiler a step spends {}.", doc.join(parts))
+    return fill("For {} of it the GPU waits for {}.", duration(waits[0].idle_ns, step_unit([step_ns])), _name(waits[0]))
 
 
 def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
@@ -110,24 +118,35 @@ def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
 
 def _describe_largest(case_steps: CaseSteps, waits: tuple[Wait, ...], step_ns: float) -> Iterator[doc.Text]:
     large = [wait for wait in waits if wait.idle_ns >= _LEAST_SHARE * step_ns and wait.name in _DEEDS]
+    unit = step_unit([step_ns])
+    whole: doc.Text = "a step"
+    step = "a step" if case_steps.is_on_gpu else "that step"
+    if not case_steps.is_on_gpu:
+        # The headline has the time of a step without a profiler, which may be shorter.
+        whole = fill("the {} of a step under the profiler", duration(step_ns, unit))
+    operators_ns = {place: ns for wait in waits if wait.name == OPERATORS for place, ns in wait.places}
     advised: set[str] = set()
     for wait in large[:_MOST_SENTENCES]:
+        name, advice = _NAMES[wait.name], _DEEDS[wait.name]
+        if wait.name == HOST_CODE and operators_ns.get(_line(wait), 0.0) > wait.idle_ns:
+            # PyTorch and its profiler work between two operators, of which the line has many.
+            name, advice = "host code between operators", "Use fewer and larger operators, or torch.compile."
         # Several lines of host code have one advice.
-        deed = "" if wait.name in advised else f" {_DEEDS[wait.name]}"
-        advised.add(wait.name)
-        without = "without them" if wait.name in (LAUNCHING, SYNCHRONISING, "memory allocation") else "without it"
+        deed = "" if advice in advised else f" {advice}"
+        advised.add(advice)
+        without = "Without them" if wait.name in (LAUNCHING, SYNCHRONISING, "memory allocation") else "Without it"
         gain = step_ns / max(step_ns - wait.idle_ns, 1.0)
         yield fill(
-            f"{{}}{{}}: {{}} of a step{{}}{{}}{{}}{{}}.{deed}",
-            capitalise(_NAMES[wait.name].removeprefix("the ").removeprefix("a ")),
+            f"{{}}{{}}{{}}: {{}} of {{}}{{}}.{{}}{deed}",
+            capitalise(name.removeprefix("the ").removeprefix("a ")),
             # The name of a call, no count of workers.
             fill(" ({})", doc.Code(wait.detail)) if wait.detail.isidentifier() else "",
-            duration(wait.idle_ns, step_unit([step_ns])),
-            "" if case_steps.is_on_gpu else " under the profiler",
+            _write_places(wait, unit),
+            duration(wait.idle_ns, unit),
+            whole,
             _count_launches(case_steps) if wait.name == LAUNCHING else "",
             # Without a cause that is nearly the whole step, another one is the step.
-            fill(f", {{}} at most {without}", ratio(gain)) if gain < _MOST_GAIN else "",
-            _write_places(wait, step_unit([step_ns])),
+            f" {without} {step} would be at most {gain:.2f} times as fast." if gain < _MOST_GAIN else "",
         )
 
 
@@ -137,18 +156,18 @@ def _count_launches(case_steps: CaseSteps) -> str:
 
 
 def _write_places(wait: Wait, unit: Unit) -> doc.Text:
-    chosen, total_ns = _choose_places(wait), max(wait.idle_ns, wait.hidden_ns)
-    if len(wait.places) == 1 and chosen and chosen[0][1] > _NEARLY_ALL * total_ns:
-        return fill("; at {}", doc.Code(chosen[0][0]))
+    chosen, how = _choose_places(wait)
+    if len(wait.places) == 1 and chosen and chosen[0][1] > _NEARLY_ALL * max(wait.idle_ns, wait.hidden_ns):
+        return fill(" at {}", doc.Code(chosen[0][0]))
     places = [fill("{} ({})", doc.Code(place), duration(ns, unit)) for place, ns in chosen]
-    how = "mostly" if 2 * sum(ns for _, ns in chosen) >= total_ns else "partly"
-    return fill(f"; {how} at {{}}", doc.join(places)) if places else ""
+    return fill(f", {how} at {{}}", doc.join(places)) if places else ""
 
 
-def _choose_places(wait: Wait) -> list[tuple[str, float]]:
-    """Return the places with the most time, of those with a share of it that matters."""
-    least_ns = _LEAST_PLACE * max(wait.idle_ns, wait.hidden_ns)
-    return [(place, ns) for place, ns in wait.places[:_MOST_PLACES] if ns >= least_ns]
+def _choose_places(wait: Wait) -> tuple[list[tuple[str, float]], str]:
+    """Return the places with the most time, of those with a share of it that matters, and ``mostly`` or ``partly``."""
+    total_ns = max(wait.idle_ns, wait.hidden_ns)
+    chosen = [(place, ns) for place, ns in wait.places[:_MOST_PLACES] if ns >= _LEAST_PLACE * total_ns]
+    return chosen, "mostly" if 2 * sum(ns for _, ns in chosen) >= total_ns else "partly"
 
 
 def _name_option(workload: WorkloadFindings, case: CaseResult, waits: tuple[Wait, ...]) -> Iterator[doc.Text]:
@@ -212,7 +231,7 @@ def waits(workload: WorkloadFindings) -> doc.Section:
         (doc.label("cause"), lambda row: row[1].cause),
         (
             doc.words("places", "lines"),
-            lambda row: doc.join([doc.Code(place) for place, _ in _choose_places(row[1])], last=", "),
+            lambda row: doc.join([doc.Code(place) for place, _ in _choose_places(row[1])[0]], last=", "),
         ),
         (doc.number("idle", "idle" if is_on_gpu else "time", unit), lambda row: row[1].idle_ns),
         (doc.percent("share", "of a step"), lambda row: row[1].idle_ns / row[2]),
