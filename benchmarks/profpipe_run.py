@@ -24,10 +24,15 @@ def sets(values: Mapping[str, object] | Iterable[str]) -> list[str]:
 
 def run(pipeline: Path, out: Path, options: Sequence[str], allowed: Collection[int] = (0,)) -> Path:
     """Run ``pipeline`` from its folder; return the folder of the run. Another exit code than ``allowed`` ends this."""
-    command = [sys.executable, "-m", "profpipe", "run", str(pipeline.resolve()), "--out", str(out.resolve()), *options]
+    start([str(pipeline.resolve()), "--out", str(out.resolve()), *options], pipeline.resolve().parent, allowed)
+    return (out / "latest").resolve()
+
+
+def start(words: Sequence[str], folder: Path, allowed: Collection[int] = (0,)) -> None:
+    """Start ``profpipe run`` with ``words`` in ``folder``. Another exit code than ``allowed`` ends this."""
     done = subprocess.run(
-        command,
-        cwd=pipeline.resolve().parent,
+        [sys.executable, "-m", "profpipe", "run", *words],
+        cwd=folder,
         env=environment(),
         capture_output=True,
         check=False,
@@ -36,4 +41,3 @@ def run(pipeline: Path, out: Path, options: Sequence[str], allowed: Collection[i
     )
     if done.returncode not in allowed:
         sys.exit(done.stdout + done.stderr)
-    return (out / "latest").resolve()
