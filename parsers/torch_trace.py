@@ -382,7 +382,8 @@ def _lost_kernels(trace: Trace, work: pd.DataFrame, calls: pd.DataFrame) -> Iter
 
 def _origin(trace: Trace, work: pd.DataFrame, calls: pd.DataFrame, on_gpu: bool) -> schema.Origin:
     # The GPUs that ran something; on ROCm, whose numbers are no indices, all GPUs.
-    listed = [d for d in trace.top.get("deviceProperties") or [] if isinstance(d, dict)]
+    given = trace.top.get("deviceProperties")
+    listed = [d for d in given if isinstance(d, dict)] if isinstance(given, list) else []
     used = work["device"].dropna().unique().tolist()
     listed = [device for device in listed if device.get("id") in used] or listed
     names = dict.fromkeys(str(device["name"]) for device in listed if device.get("name"))
