@@ -422,9 +422,10 @@ def _read_samples(export: Source, strings: Strings) -> operations.Spans:
     frames = frames.assign(symbol=symbol)[np.isin(module, program)].sort_values("stackDepth").drop_duplicates("id")
     samples = samples.merge(frames, on="id").sort_values(["globalTid", "start"])
     thread, start = samples["globalTid"].to_numpy(), samples["start"].to_numpy()
-    if not len(start):
+    apart = np.diff(start)[np.diff(thread) == 0]
+    if not (apart > 0).any():
         return operations.Spans.none()
-    half = int(np.median(np.diff(start))) // 2
+    half = int(np.median(apart[apart > 0])) // 2
     place = thread & _THREAD_BITS, thread & ~_THREAD_BITS
     return operations.Spans(start - half, start + half, *place, samples["symbol"].to_numpy(), functions)
 

@@ -144,14 +144,19 @@ def parse_source(script: Path) -> ast.Module:
 
 def declared_params(script: Path, constant: str = "PARAMS") -> dict[str, Any] | None:
     """Return the literal ``PARAMS`` of a workload's file, names and defaults, or None if it declares none."""
+    declared = read_constant(script, constant)
+    if declared is not None and not isinstance(declared, dict):
+        raise ValueError(f"{constant} is not a mapping of names")
+    return declared
+
+
+def read_constant(script: Path, constant: str) -> Any:
+    """Return the literal value of a name in a file that is not executed, or None if it has none."""
     for node in parse_source(script).body:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         value = getattr(node, "value", None)
         if isinstance(target, ast.Name) and target.id == constant and value is not None:
-            declared = ast.literal_eval(value)
-            if not isinstance(declared, dict):
-                raise ValueError(f"{constant} is not a mapping of names")
-            return declared
+            return ast.literal_eval(value)
     return None
 
 

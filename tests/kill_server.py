@@ -112,6 +112,7 @@ def wait(pid, project, deadline, least_processes):
             if killed := processes >= least_processes:
                 os.kill(pid, signal.SIGKILL)
                 continue
+            time.sleep(0.02)  # to look at all processes takes long
         time.sleep(0.001)
 
 

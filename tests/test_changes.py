@@ -56,14 +56,14 @@ CHANGES = {
 OWN = "ALTERS_NUMERICS, CODE = False, ''\nVARIABLES = {'OWN': '1'}\n"
 
 
-def measured(folder, *changes, exit_code=0):
+def measured(folder, *changes, exit_code=0, program=PROGRAM):
     """Return what the program saw on either side, and the log of B, of a pair with ``changes`` on side B."""
-    (folder / "p.py").write_text(PROGRAM)
+    (folder / "p.py").write_text(program)
     words = [word for change in changes for word in ("--b", f"change:{change}")]
     words += ["--pairs", "1", "--captures", "0", "--env", "TORCH_COMPILE_DISABLE=1", "--", sys.executable, "p.py"]
     profpipe(folder, "ab", "-q", *words, exit_code=exit_code)
     logs = [next((folder / "out" / "latest").glob(f"raw/*/pair-01/{side}/log.txt")).read_text() for side in "AB"]
-    return [json.loads(log.partition("SEEN")[2] or "{}") for log in logs], logs[1]
+    return [json.loads(log.partition("SEEN")[2].strip().partition("\n")[0] or "{}") for log in logs], logs[1]
 
 
 @pytest.mark.slow
@@ -73,6 +73,28 @@ def test_changes_together_reach_the_program_on_their_side_only(tmp_path):
     assert seen[0] == WITHOUT
     together = {name: value for change in CHANGES.values() for name, value in change.items()}
     assert seen[1] == WITHOUT | together | {"fused": True, "own": "1"}
+
+
+INFERENCE = """
+import json, torch
+net = torch.nn.Linear(64, 64)
+outputs = [net(torch.ones(64)) for _ in range(3)]
+print("SEEN", json.dumps({"rounded": [bool((output.bfloat16() == output).all()) for output in outputs]}))
+"""
+
+
+@pytest.mark.slow
+def test_a_change_reaches_the_first_call_of_inference_or_the_case_fails(tmp_path):
+    seen, _ = measured(tmp_path, "bf16", program=INFERENCE)
+    assert [side["rounded"] for side in seen] == [[False] * 3, [True] * 3]
+    summary = (tmp_path / "out" / "latest" / "SUMMARY.md").read_text()
+    assert (
+        "- `change:bf16` in the program: `with torch.autocast(device, torch.bfloat16): output = model(input)`"
+        in summary
+    )
+    measured(tmp_path, "loader_workers", program=INFERENCE, exit_code=1)
+    failures = (tmp_path / "out" / "latest" / "SUMMARY.md").read_text()
+    assert "the change loader_workers reached nothing in the program" in failures
 
 
 @pytest.mark.slow
@@ -89,6 +111,9 @@ def test_what_cannot_be_changed_is_refused(tmp_path):
         assert done.returncode == 2
         return done.stderr
 
+    assert "'tf32' describes no side. Did you mean change:tf32?" in refused("--b", "tf32", "--", "python", "p.py")
+    (tmp_path / "own.py").write_text("VARIABLES = {'X': 1}")
+    assert "VARIABLES in" in refused("--b", "change:own.py", "--", "python", "p.py")
     assert "there is no change 'tf23'. Did you mean 'tf32'?" in refused("--b", "change:tf23", "--", "python", "p.py")
     (tmp_path / "w.py").write_text("def build(params):\n    return lambda: None\n")
     (tmp_path / "pipeline.yaml").write_text("version: 1\nworkloads: {w: {script: w}}\n")

@@ -316,7 +316,7 @@ def test_classes_of_kernels_and_parts_of_a_step_have_colours_that_differ():
         assert {frozenset(names) for names in same} == {
             frozenset(f"k-{name}" for name in names.split())
             for names in ("helpers attention_aux graph", "conv sparse", "communication step_communication",
-                          "memcpy step_copy")
+                          "memcpy step_copy", "named_wait step_idle_blocked")
         }  # fmt: skip
         # To all readers, and to those who see no green or no red.
         for seen, least in ((NORMAL, 0.08), (DEUTERANOPIA, 0.04), (PROTANOPIA, 0.05)):

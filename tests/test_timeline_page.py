@@ -68,7 +68,7 @@ def test_the_legend_of_the_timeline_has_the_order_of_the_bars(steps):
     )
     both = [key for key in bars if key in timeline]
     assert len(both) > 5 and both == [key for key in timeline if key in bars]
-    assert timeline[-3:] == ["memset", "step_idle_launch", "step_idle_other"]
+    assert timeline[-4:] == ["memset", "step_idle_launch", "step_idle_other", "line"]
 
 
 def shifted(folder):

@@ -789,12 +789,13 @@ def _wait_cause(profiler_rows: pd.DataFrame, waits: pd.DataFrame) -> StepPart | 
 
     The place that is waited for computes or copies longer than the others by at least half of what they wait. Else its
     host was late or blocked for at least half of that time, in this step or before its first operation, which is idle
-    time at the end of the step before.
+    time at the end of the step before. Without a GPU all idle time is the host's.
     """
     late = _waited_for(_steady(profiler_rows), waits)
     if late.empty:
         return None
-    idle = [part.column for part in IDLE_PARTS[:2]]
+    of_host = IDLE_PARTS[:2] if profiler_rows["kernels"].notna().any() else IDLE_PARTS
+    idle = [part.column for part in of_host]
     # The idle time of the step before counts too.
     before = profiler_rows.groupby(PLACE)[idle].shift(1).fillna(0.0)
     steady = _steady(profiler_rows.assign(**(profiler_rows[idle] + before)))
@@ -803,7 +804,7 @@ def _wait_cause(profiler_rows: pd.DataFrame, waits: pd.DataFrame) -> StepPart | 
     at = np.arange(len(late)), waits.columns.get_indexer(pd.Index(late))
     explained = np.zeros(len(late), dtype=bool)
     time: dict[StepPart, float] = {}
-    for parts in ((StepPart.COMPUTE, StepPart.COPY), IDLE_PARTS[:2]):
+    for parts in ((StepPart.COMPUTE, StepPart.COPY), of_host):
         # By part, the time of the place that is waited for, of work over the mean of the others, by step.
         tables = (_pivot_by_place(steady, part.column).loc[late.index, waits.columns].to_numpy() for part in parts)
         of_late = np.stack([

@@ -9,5 +9,5 @@ CODE = "DistributedDataParallel(..., gradient_as_bucket_view=True, static_graph=
 def apply(torch):  # type: ignore[no-untyped-def]
     from torch.nn.parallel import DistributedDataParallel
 
-    given = {"gradient_as_bucket_view": True, "static_graph": True}
-    changes.with_arguments(DistributedDataParallel, lambda *args, **kwargs: given)
+    more = {"gradient_as_bucket_view": True, "static_graph": True}
+    changes.with_arguments(DistributedDataParallel, lambda given: more)

@@ -8,4 +8,4 @@ CODE = "torch.optim.AdamW(..., foreach=True)"
 
 def apply(torch):  # type: ignore[no-untyped-def]
     for kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):
-        changes.with_arguments(kind, lambda *args, **kwargs: {"foreach": True})
+        changes.with_arguments(kind, lambda given: {"foreach": True, "fused": None})

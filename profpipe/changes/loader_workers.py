@@ -11,8 +11,8 @@ CODE = "DataLoader(..., num_workers=N, persistent_workers=True, pin_memory=True)
 def apply(torch):  # type: ignore[no-untyped-def]
     from torch.utils.data import DataLoader
 
-    def arguments(*args, **kwargs):  # type: ignore[no-untyped-def]
-        workers = max(kwargs.get("num_workers", 0), len(os.sched_getaffinity(0)) // 2, 1)
+    def arguments(given):  # type: ignore[no-untyped-def]
+        workers = max(given.get("num_workers", 0), len(os.sched_getaffinity(0)) // 2, 1)
         return {"num_workers": workers, "persistent_workers": True, "pin_memory": torch.cuda.is_available()}
 
     changes.with_arguments(DataLoader, arguments)

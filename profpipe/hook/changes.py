@@ -1,33 +1,53 @@
-"""Apply the changes that `profpipe ab --b change:NAME` measures, and what their files share."""
+"""Apply the changes that `profpipe ab --b change:NAME` measures, and what their files share.
+
+A change that has reached the program leaves a file, ``hook.capture.change.bf16``. A process without it has
+failed: what ran without the change must not be measured as if it had run with it.
+"""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, List
 
 from profpipe import ranges
+from profpipe.hook import settings
+
+#: The change whose ``apply`` runs, and the changes that wait for something of the program.
+_applying: List[str] = []
+_waiting: List[str] = []
 
 
 def apply(torch: Any) -> None:
     """Apply the changes to the process, which has imported torch. One that fails ends the process with its reason."""
     for path in filter(None, os.environ.get(ranges.CHANGES_VARIABLE, "").split(os.pathsep)):
+        name = os.path.splitext(os.path.basename(path))[0]
         namespace: Dict[str, Any] = {"__name__": "profpipe_change", "__file__": path}
+        _applying[:] = [name]
         try:
             with open(path, "rb") as file:
                 exec(compile(file.read(), path, "exec"), namespace)
             if "apply" in namespace:
                 namespace["apply"](torch)
+            if name not in _waiting:
+                _note(name)
         except Exception as error:
-            fail(path, error)
+            fail(name, error)
 
 
-def fail(path: str, error: BaseException) -> None:
-    """End the process: what ran without the change must not be measured as if it had run with it."""
-    name = os.path.splitext(os.path.basename(path))[0]
+def fail(name: str, error: BaseException) -> None:
+    """End the process, because the change ``name`` cannot be applied."""
     print(f"profpipe: the change {name} cannot be applied: {type(error).__name__}: {error}", file=sys.stderr)
     sys.exit(1)
+
+
+def _note(name: str) -> None:
+    given = settings.read()
+    if given is not None:
+        with open(given.path(f"change.{name}"), "a", encoding="utf-8") as file:
+            file.write("reached\n")
 
 
 def at_first_call(torch: Any, act: Callable[[Any], object]) -> None:
@@ -36,29 +56,44 @@ def at_first_call(torch: Any, act: Callable[[Any], object]) -> None:
     A module without parameters, such as a loss or a transform of images, is none.
     """
     kind = torch.nn.Module
-    original = kind.__call__
+    original, name, pending = kind.__call__, _applying[0], [True]
+    _waiting.append(name)
 
     @functools.wraps(original)
     def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-        if kind.__call__ is call and next(module.parameters(), None) is not None:
-            kind.__call__ = original
+        if pending and next(module.parameters(), None) is not None:
+            pending.clear()
+            # Another wrapper may lie around this one.
+            if kind.__call__ is call:
+                kind.__call__ = original
             act(module)
+            _note(name)
         return original(module, *args, **kwargs)
 
     kind.__call__ = call
 
 
-def with_arguments(kind: Any, arguments: Callable[..., Dict[str, Any]]) -> None:
-    """Create objects of ``kind`` with these arguments; as the program does where they are refused."""
-    original = kind.__init__
+def with_arguments(kind: Any, arguments: Callable[[Dict[str, Any]], Dict[str, Any]]) -> None:
+    """Create objects of ``kind`` with the arguments that ``arguments`` returns for those of the program, by name.
+
+    Where the class refuses them, the process ends with its reason.
+    """
+    original, name = kind.__init__, _applying[0]
+    signature = inspect.signature(original)
+    _waiting.append(name)
 
     @functools.wraps(original)
     def create(self: Any, *args: Any, **kwargs: Any) -> None:
+        bound = signature.bind(self, *args, **kwargs)
+        more = arguments(dict(bound.arguments))
+        bound.arguments.update(more)
         try:
-            original(self, *args, **{**kwargs, **arguments(*args, **kwargs)})
+            if unknown := more.keys() - signature.parameters.keys():
+                raise TypeError(f"{kind.__name__} has no argument {', '.join(sorted(unknown))}")
+            original(*bound.args, **bound.kwargs)
         except (TypeError, ValueError, RuntimeError) as error:
-            print(f"profpipe: {kind.__name__} refuses the arguments of a change: {error}", file=sys.stderr)
-            original(self, *args, **kwargs)
+            fail(name, error)
+        _note(name)
 
     kind.__init__ = create
 

@@ -24,7 +24,7 @@ DEEPEST: Final = 64
 #: Distinct paths of nested ranges in one file.
 MOST_PATHS: Final = 20_000
 #: Distinct paths together with the cases, which are never folded.
-MOST_CASES: Final = 50_000
+MOST_CASES: Final = 100_000
 #: Repetitions of a pattern of launches that count as steps.
 MOST_PATTERN_STEPS: Final = 50_000
 #: Characters of a range's name.

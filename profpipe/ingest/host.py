@@ -159,7 +159,7 @@ def place(
         text = f"{name} ({detail})" if detail else str(name)
         spans.append((start + offset, end + offset, names.setdefault(text, len(names)), at))
     samples = _by_thread(content, offset)
-    of_steps = samples.get(0, (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)))
+    of_steps = samples.get(0, _NOWHERE)
     reads = names.setdefault(call_name, len(names))
     at_call = look_up(of_steps, (calls.start + calls.end) // 2)
     spans += zip(calls.start.tolist(), calls.end.tolist(), [reads] * len(at_call), at_call.tolist(), strict=True)
@@ -189,6 +189,7 @@ def read_recording(
     named, system, places = (spans.of(np.flatnonzero(spans.process == process)) for spans in given)
     steps = named.of(np.flatnonzero(np.isin(named.start, begins)))
     titles = {_DIGITS.sub("#", steps.names[code]) for code in np.unique(steps.name)}
+    places = places.of(np.flatnonzero(places.end > places.start))
     places = places.of(_named_rows(places, lambda text: not name_wait(text) and _DIGITS.sub("#", text) not in titles))
     backward = named.of(_named_rows(named, lambda text: "run_backward" in text))
 
@@ -394,7 +395,9 @@ def causes(
 
 def list_events(host: Host, begin: int, end: int) -> Iterator[tuple[int, int, str, bool]]:
     """Yield what the thread of the steps did from ``begin`` to ``end``: start, end, name with line, if it waited."""
-    samples = host.samples.get(0, (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)))
+    samples = host.samples.get(0, _NOWHERE)
+    if end <= begin:
+        return
     cuts = np.unique(np.concatenate([[begin, end], host.start, host.end, samples[0]]).clip(begin, end))
     wait, place = find_span(host.start, host.end, cuts[:-1]), look_up(samples, cuts[:-1] + 1)
     place = np.where(wait >= 0, np.append(host.place, -1)[wait], place)

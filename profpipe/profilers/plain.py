@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+from profpipe import ranges
 from profpipe.job import Command, Job, Missing, RunTool, Tool, Traits, capture_end_s, on_nodes, workload_argv
 
 NAME = "plain"
@@ -17,6 +19,9 @@ def find(ask: RunTool) -> Tool | Missing:
 
 def commands(job: Job) -> list[Command]:
     makes = tuple(job.records[:1]) if job.script else ()
+    # The start-up hook makes a file for each change that has reached the program.
+    paths = filter(None, job.launch.env.get(ranges.CHANGES_VARIABLE, "").split(os.pathsep))
+    makes += tuple(job.folder / f"hook.{job.stem}.change.{Path(path).stem}" for path in paths)
     return [Command(on_nodes(job, workload_argv(job)), makes, ends_after_s=capture_end_s(job))]
 
 

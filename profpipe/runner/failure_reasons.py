@@ -73,6 +73,8 @@ def describe_missing_file(missing: Path, log: str) -> str:
 
     nsys (2022.4 to 2025.3) ends with the application's exit code in each of these cases.
     """
+    if match := re.fullmatch(r"hook\.\w+\.change\.(.+)", missing.name):
+        return f"the change {match[1]} reached nothing in the program"
     if match := re.search(r"^profpipe: (nothing was recorded: .+?)\.?$", log, re.MULTILINE):
         return match[1]
     if "Importer error status" in log or "skipping importation of the QDSTRM" in log:

@@ -145,6 +145,7 @@ def hash_sources(job: Job, variables: Mapping[str, str]) -> dict[str, list[str]]
         for option, name in itertools.pairwise(job.command):
             if option == "-m" and all(map(str.isidentifier, name.split("."))):
                 starts += _module_files(f"{name}.__main__", roots)
+    harness |= {Path(path) for path in job.launch.env.get(ranges.CHANGES_VARIABLE, "").split(os.pathsep) if path}
     harness |= {path for path in [find_traits(job.profiler).inside] if path}
     for path in sorted(trace_imports(starts, roots) | harness):
         # Two files outside of the pipeline's folder may have one name.

@@ -76,9 +76,10 @@ class _SlotDisplay(ProgressListener):
 
         They are those of the estimate, longer by the share of the whole by which the job is behind its estimate.
         """
-        if self._parts is None:
+        parts = self._parts  # another thread may end the job meanwhile
+        if parts is None:
             return None
-        total_s = sum(self._parts.values()) + self._display.later_s
+        total_s = sum(parts.values()) + self._display.later_s
         done_s = self._ended_s + min(now - self._part_began, self._part_s)
         rate = 1 + (now - self._began - done_s) / total_s if total_s else 1.0
         return max(rate, 0.5) * max(total_s - done_s, 0.0)

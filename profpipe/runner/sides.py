@@ -70,7 +70,8 @@ class Spec:
         kinds = [str(kind) for kind in SpecKind]
         if not colon or word not in kinds:
             remedy = "Write git:REV, dir:PATH, set:KEY=VALUE, env:NAME=VALUE, python:PATH or change:NAME."
-            hint = did_you_mean(word, kinds) if colon else ""
+            is_change = not colon and plugins.find("changes", f"{word}.py") is not None
+            hint = did_you_mean(word, kinds) if colon else f"Did you mean change:{word}?" if is_change else ""
             raise ConfigError(option, f"{text!r} describes no side.", hint if hint.startswith("Did") else remedy)
         kind = SpecKind(word)
         if not value or (kind in (SpecKind.SET, SpecKind.ENV) and not value.partition("=")[0].strip()):
@@ -211,23 +212,43 @@ def _variables(specs: Sequence[Spec], request: RunRequest, option: str) -> dict[
     variables: dict[str, str] = {}
     paths = []
     for spec in (spec for spec in specs if spec.kind is SpecKind.CHANGE):
-        path = Path(spec.value).resolve() if spec.is_file else plugins.find("changes", f"{spec.value}.py")
+        is_name = spec.value.isidentifier()
+        path = (
+            Path(spec.value).resolve()
+            if spec.is_file
+            else plugins.find("changes", f"{spec.value}.py")
+            if is_name
+            else None
+        )
         if path is None or not path.is_file():
             hint = did_you_mean(spec.value, [path.stem for path in plugins.files("changes", "*.py")])
             raise ConfigError(
                 option, f"there is no change {spec.value!r}.", f"{hint} `profpipe list changes` prints all."
             )
-        variables |= getattr(plugins.load_module(path), "VARIABLES", {})
+        variables |= _read_variables(path, option)
         paths.append(str(path))
     if paths:
         variables[ranges.CHANGES_VARIABLE] = os.pathsep.join(paths)
         chosen = request.workloads or tuple(request.pipeline.workloads)
-        for name in chosen:
+        for name in (name for name in chosen if name in request.pipeline.workloads):
             workload = request.pipeline.workloads[name]
             if workload.command is None or not workload.hook:
                 what = f"change: needs a program that the start-up hook watches, and workload '{name}' is none."
                 raise ConfigError(option, what, "Leave the workload out with -w.")
     return {**variables, **dict(spec.value.split("=", 1) for spec in specs if spec.kind is SpecKind.ENV)}
+
+
+def _read_variables(path: Path, option: str) -> dict[str, str]:
+    """Return ``VARIABLES`` of a change. Raises ConfigError for a file that cannot be executed, and for other values."""
+    try:
+        variables = dict(getattr(plugins.load_module(path), "VARIABLES", {}))
+    except Exception as error:  # the file of a user may raise anything
+        raise ConfigError(
+            option, f"{path} cannot be loaded: {type(error).__name__}: {error}.", "Fix the file."
+        ) from None
+    if not all(isinstance(text, str) for text in (*variables, *variables.values())):
+        raise ConfigError(option, f"VARIABLES in {path} has a value that is no text.", 'Write {"NAME": "VALUE"}.')
+    return variables
 
 
 def for_pairs(request: RunRequest, variables: Mapping[str, str] = MappingProxyType({})) -> RunRequest:

@@ -64,6 +64,7 @@ _WHY_WAITING: Mapping[StepPart | None, tuple[str, str]] = {
     StepPart.COPY: ("copies differ: ", "copies longer"),
     StepPart.IDLE_LAUNCH: ("host-bound: ", "launches late"),
     StepPart.IDLE_BLOCKED: ("host-bound: ", "launches late after a synchronising call"),
+    StepPart.IDLE_OTHER: ("", "is late"),
     None: ("", "is late, for an unknown cause,"),
 }
 
@@ -380,7 +381,8 @@ def _rows(cases: Sequence[tuple[CaseSteps, StepParts]]) -> Iterator[_Row]:
     for_it = " and the waiting for it" if any(case_steps.wait_cause in IDLE_PARTS for case_steps in waits) else ""
     yield _Row(doc.Strong("idle"), lambda parts: parts.idle_ns, _remove_parts(*IDLE_PARTS),
                f"without idle time{for_it}", is_shown_without_time=True)  # fmt: skip
-    yield from (_Row(PART_NAMES[part], _read_part(part), _remove_parts(part)) for part in IDLE_PARTS)
+    if any(case_steps.is_on_gpu for case_steps, _ in cases):
+        yield from (_Row(PART_NAMES[part], _read_part(part), _remove_parts(part)) for part in IDLE_PARTS)
     yield _Row(doc.Strong("step"), lambda parts: parts.wall_ns, is_shown_without_time=True)
 
 
@@ -628,7 +630,9 @@ def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
     if case_steps is None or (parts := case_steps.parts_without_profiler) is None:
         return
     cause = max(IDLE_PARTS, key=lambda part: parts.ns[part])
-    why = f" (mostly {WHY_IDLE[cause]})" if parts.share(parts.ns[cause]) >= _LEAST_SHARE else ""
+    # Without a GPU idle time is all that is outside operators and collectives, which has its causes elsewhere.
+    is_said = case_steps.is_on_gpu and parts.share(parts.ns[cause]) >= _LEAST_SHARE
+    why = f" (mostly {WHY_IDLE[cause]})" if is_said else ""
     shares = {"compute": parts.ns[StepPart.COMPUTE]}
     if parts.waiting_ns is None:
         shares[PART_NAMES[StepPart.COMMUNICATION]] = parts.ns[StepPart.COMMUNICATION]

@@ -21,7 +21,7 @@ _LEAST_EARLY_NS = 1000.0
 
 _NAMES: Mapping[str, str] = {part.value: PART_NAMES[part] for part in IDLE_PARTS}
 #: What the program did.
-_PROGRAM_NAMES = {EventKind.NAMED_WAIT.value: "waits", EventKind.LINE.value: "lines"}
+_PROGRAM_NAMES = {EventKind.NAMED_WAIT.value: "waits", EventKind.LINE.value: "code"}
 #: Classes of operations whose name says more in the legend.
 _CLASSES: Mapping[str, str] = {
     "copy": "copy kernels",
@@ -105,7 +105,7 @@ def _caption(timeline: CaseTimeline) -> doc.Text:
         "nothing runs on the device, by the cause."
     ]
     if any(lane.kind is LaneKind.PROGRAM for rank in timeline.ranks for lane in rank.lanes):
-        parts.append(" The lane of the program shows its waits and, by samples of the Python stack, its lines.")
+        parts.append(" The lane of the program shows its waits, and where its code was: lines, functions or ranges.")
     if not timeline.has_one_clock:
         parts.append(" Each rank begins at 0: their recordings share no clock.")
     if timeline.shift_ns:

@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
+from profpipe import plugins
 from profpipe.analysis import verdict
 from profpipe.analysis.changes import Change, Gate, GateResult, MetricChange
 from profpipe.analysis.pairs import PairFindings
@@ -94,6 +95,12 @@ def _facts(findings: PairFindings, run: Manifest, settings: PairsEntry) -> Itera
     if findings.gate is not None:
         yield doc.concat(doc.Strong(f"Gate of {findings.gate.percent:g} %:"), " ", *_write_gate(findings.gate))
     yield fill("A: {}. B: {}.", _side(settings.a), _side(settings.b))
+    for spec in dict.fromkeys([*settings.a.specs, *settings.b.specs]):
+        kind, _, name = spec.partition(":")
+        # A change that profpipe has, whose file is read and not executed: a file of the user is data here.
+        path = plugins.builtin_folder("changes") / f"{name}.py"
+        if kind == "change" and name.isidentifier() and path.is_file():
+            yield fill("{} in the program: {}", doc.Code(spec), doc.Code(plugins.read_constant(path, "CODE")))
     yield from foreign_modules(settings)
     a, b = settings.a.versions, settings.b.versions
     if differing := [f"{name} {a[name] or 'missing'} in A and {b.get(name) or 'missing'} in B" for name in a]:

@@ -145,8 +145,11 @@ def _describe_largest(case_steps: CaseSteps, waits: tuple[Wait, ...], step_ns: f
             duration(wait.idle_ns, unit),
             whole,
             _count_launches(case_steps) if wait.name == LAUNCHING else "",
-            # Without a cause that is nearly the whole step, another one is the step.
-            f" {without} {step} would be at most {gain:.2f} times as fast." if gain < _MOST_GAIN else "",
+            # Without a cause that is nearly the whole step, another one is the step. Of several ranks the causes are
+            # means, and some wait for those of another one.
+            f" {without} {step} would be at most {gain:.2f} times as fast."
+            if gain < _MOST_GAIN and case_steps.processes < 2
+            else "",
         )
 
 
@@ -174,13 +177,16 @@ def _name_option(workload: WorkloadFindings, case: CaseResult, waits: tuple[Wait
     """Yield what would record the causes where a recording of somebody else lacks them for a large part of a step."""
     case_steps = workload.steps.of(case.id)
     parts = case_steps.parts_without_profiler if case_steps else None
-    if workload.declared is not None or case_steps is None or case_steps.profiler not in _RECORD or parts is None:
+    if workload.declared is not None or case_steps is None or case_steps.profiler not in _RECORD:
         return
-    late_ns = parts.ns[StepPart.IDLE_LAUNCH] + parts.ns[StepPart.IDLE_BLOCKED]
-    unknown_ns = sum(wait.idle_ns for wait in waits if wait.name == HOST_CODE and not wait.places) if waits else late_ns
-    if unknown_ns >= _LEADING_SHARE * parts.wall_ns:
-        did = "The recording does not say what the host did in {} of a step while the GPU waited. {}"
-        yield fill(did, duration(unknown_ns, step_unit([parts.wall_ns])), _RECORD[case_steps.profiler])
+    step_ns = parts.wall_ns if parts else sum(wait.idle_ns for wait in waits)
+    unknown_ns = sum(wait.idle_ns for wait in waits if wait.name == HOST_CODE and not wait.places)
+    if parts and not waits:
+        unknown_ns = parts.ns[StepPart.IDLE_LAUNCH] + parts.ns[StepPart.IDLE_BLOCKED]
+    if step_ns and unknown_ns >= _LEADING_SHARE * step_ns:
+        meanwhile = " while the GPU waited" if parts else ""
+        did = f"The recording does not say what the host did in {{}} of a step{meanwhile}. {{}}"
+        yield fill(did, duration(unknown_ns, step_unit([step_ns])), _RECORD[case_steps.profiler])
 
 
 def slowest_rank(workload: WorkloadFindings, case_steps: CaseSteps) -> doc.Text:
