@@ -415,6 +415,15 @@ def test_a_file_that_is_not_a_database_is_named(tmp_path):
         database.store_run(tmp_path, tmp_path / "run", Tables(), Manifest())
 
 
+def test_a_database_with_a_text_that_is_no_utf_8_is_named(tmp_path):
+    with database.connect(tmp_path):
+        pass
+    path = tmp_path / database.FILE
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE", b"CREATE\x82TABLE", 1))
+    with pytest.raises(ConfigError, match=r"profpipe\.db: cannot be used: "):
+        database.read_history(tmp_path)
+
+
 def test_a_folder_in_the_place_of_the_database_is_named(tmp_path):
     (tmp_path / database.FILE).mkdir()
     with pytest.raises(ConfigError, match=r"profpipe\.db: is a link or no regular file"):

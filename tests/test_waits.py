@@ -229,6 +229,15 @@ def test_the_timeline_shows_waits_and_in_between_the_lines_of_samples() -> None:
     ]
 
 
+def test_an_empty_window_shows_nothing_and_a_place_without_a_length_is_none() -> None:
+    assert list(host.list_events(placed(content()), 4 * MS, 4 * MS)) == []
+    none, of_first = Spans.none(), np.zeros(1, dtype=np.int64)
+    at = np.array([2 * MS], dtype=np.int64)
+    place = Spans(at, at, of_first, of_first, of_first, ("aten::add",))
+    gaps = *spans((0, 4)), of_first
+    assert host.read_recording((none, none, place), none, 0, of_first, gaps, {0}) is None
+
+
 def test_short_gaps_are_launching_and_a_thread_without_python_has_the_place_of_the_one_that_waits_for_it() -> None:
     given = content()
     samples = given["samples"]

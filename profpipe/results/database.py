@@ -170,7 +170,7 @@ def connect(out: Path) -> Iterator[Any]:
             yield database
     except budget.TooLarge as error:
         raise ConfigError(str(path), f"is more than profpipe reads: {error}.", "Move it away.") from None
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         if is_disk_full(str(error)):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
         if _LOCKED.search(str(error)):
