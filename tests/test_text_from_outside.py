@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from xml.etree import ElementTree
@@ -49,6 +50,11 @@ def test_control_characters_are_written_out_in_markdown_and_text():
     assert is_clean(write_table(table)) and is_clean(Markdown().table(table))
     block = Markdown().block(doc.CodeBlock(f"one\n{CONTROLS}\n```\n# no heading"))
     assert is_clean(block) and block.startswith("````") and block.endswith("\n````")
+
+
+@pytest.mark.parametrize("name", ["\n+\r> a", " - a", "\t# a", " 1) a", "    a"])
+def test_a_name_that_begins_with_a_blank_makes_no_list_quote_heading_or_code(name):
+    assert re.match(r"\\|1\\|a", Markdown().paragraph(name))
 
 
 def test_a_bare_address_becomes_no_link():

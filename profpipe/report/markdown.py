@@ -80,7 +80,7 @@ class Markdown:
 
     def paragraph(self, text: doc.Text) -> str:
         """Return text that starts a line. A name such as ``1) a`` makes no list there."""
-        line = self.text(text)
+        line = self.text(text).lstrip(" ")
         return f"{match[0]}\\{line[match.end() :]}" if (match := _BLOCK_START.match(line)) else line
 
     def _inline(self, inline: doc.Inline, in_table: bool) -> str:
