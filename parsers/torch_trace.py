@@ -335,9 +335,13 @@ def _lines(trace: Trace, lines: pd.DataFrame) -> tuple[list[str], operations.Spa
     """Return (places, the functions of Python, whose names index them).
 
     A function of a package has that of the script before it: ``train.py:9 main > models/moe.py:14 forward``.
+    Of a function that was open when the recording began the trace has the line at which it stood, which is left out.
     """
     functions = [torch_events.name_line(text) for text in trace.texts]
     spans = _calls(trace, lines[lines["name"].isin(trace.named(torch_events.name_line))])
+    was_open = spans.start == spans.start.min(initial=np.iinfo(np.int64).max)
+    spans = replace(spans, name=np.where(was_open, spans.name + len(functions), spans.name))
+    functions += [re.sub(r":\d+ ", " ", text, count=1) for text in functions]
     is_script = np.array([not re.search(r"[/\\]", text) for text in functions], dtype=bool)[spans.name]
     outer = np.full(len(spans.start), -1)
     for _, rows in groupby.groups(spans.thread):

@@ -13,7 +13,7 @@ import pytest
 from nsys_exports import Export, thread_id
 from program import profpipe
 
-MODULE, STEP, NET = "train.py:30 <module>", "train.py:20 step", "train.py:20 step > models/net.py:14 forward"
+MODULE, STEP, NET = "train.py <module>", "train.py:20 step", "train.py:20 step > models/net.py:14 forward"
 
 
 def read_causes(folder: Path, file: Path | str) -> tuple[dict[str, float], str]:
@@ -57,12 +57,12 @@ CALM = [(1, 100 + 50 * i, 49) for i in range(395)]
 def write_trace(
     path: Path, planted: list[tuple[str, str, int, int, int]], launches: list[tuple[int, int, int]]
 ) -> None:
-    """Write twelve steps, with functions of Python if ``planted`` has some."""
+    """Write twelve steps, with functions of Python if ``planted`` has some: two were open when the recording began."""
     spans = [(c, name.format(n=n), thread, 1_000_000 + 20_000 * n + at, length)
              for n in range(12) for c, name, thread, at, length in planted]  # fmt: skip
     if any(category == "python_function" for category, *_ in planted):
         spans += [("python_function", "train.py(30): <module>", 1, 990_000, 300_000),
-                  ("python_function", "tqdm/_monitor.py(60): run", 9, 900_000, 900_000)]  # fmt: skip
+                  ("python_function", "tqdm/_monitor.py(60): run", 9, 990_000, 900_000)]  # fmt: skip
     events = [
         {"ph": "X", "cat": category, "name": name, "pid": 5, "tid": thread, "ts": at, "dur": length}
         for category, name, thread, at, length in spans
