@@ -110,7 +110,7 @@ def test_cases_that_cannot_run_take_no_time(project):
 def test_workloads_say_which_implementations_need_a_gpu_or_a_package():
     from profpipe.workload_lib import implementations as dense, varlen
 
-    for name, module in (("attention", dense), ("attention_scenarios", dense), ("varlen", varlen)):
+    for name, module in (("attention", dense), ("varlen", varlen)):
         needs = plugins.declared_needs(Path(__file__).parents[1] / "workloads" / f"{name}.py")["impl"]
         rows = {impl: row for impl, row in module.IMPLEMENTATIONS.items() if not row.on_cpu}
         assert needs == {impl: row.package.partition(".")[0].replace("torch", "") for impl, row in rows.items()}

@@ -426,7 +426,7 @@ def test_torch_compile_neither_traces_nor_compiles_what_notes_a_wait(recwarn: py
         read(iter(torch.utils.data.DataLoader(torch.ones(4, 8), batch_size=1)))  # type: ignore[arg-type]
         return counters["frames"]["total"]
 
-    # At the first time the compiler traces functions of its own.
+    # The first compilation also traces functions of the compiler.
     compile_and_count()
     without = compile_and_count()
     steps = {"warmup": 1, "measure": 1, "stop": False, "forward": False}

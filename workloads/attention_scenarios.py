@@ -17,25 +17,6 @@ from profpipe.workload_lib.parameters import add_defaults, check_choice
 
 PARAMS = {"impl": "sdpa_flash", "scenario": "gpt2-small", "dtype": "bf16", "mode": "fwd", "seed": 0}
 
-#: Values that run on no CPU, with the package that they need too. The estimate of a run reads this without an import.
-NEEDS_GPU = {
-    "impl": {
-        "sdpa_efficient": "",
-        "sdpa_cudnn": "",
-        "flex": "",
-        "fa2": "flash_attn",
-        "fa3": "flash_attn_interface",
-        "fa4": "flash_attn",
-        "sage": "sageattention",
-        "sage1": "sageattention",
-        "sage2": "sageattention",
-        "sparge_fp16": "spas_sage_attn",
-        "sparge_fp8": "spas_sage_attn",
-        "sta": "fastvideo_kernel",
-        "xformers": "xformers",
-    }
-}
-
 AXES = ("batch", "seqlen", "queries", "heads", "kv_heads", "head_dim", "causal")
 PUBLISHED = {
     # GPT-2 of 124M parameters (Radford et al. 2019): width 768, 12 heads, context 1024.

@@ -38,7 +38,7 @@ from profpipe.results import atomic, schema
 _LONG_NS: Final = 300_000
 #: Bytes of a file of the hook that are read: one of an hour has 40 MB.
 _MOST_BYTES: Final = 256_000_000
-#: A collection stops all threads, whichever of them it runs in.
+#: A collection stops all threads, not only the one that it runs in.
 _OF_ALL_THREADS: Final = "garbage collection"
 #: The causes by the names that ranges, operators, functions and calls of a recording have. torch.profiler, and NVTX by
 #: ``emit_nvtx``, have a range round the loading of a batch, and torch.compile has one round a phase of its work.
@@ -344,7 +344,7 @@ def causes(
     wait = find_span(host.start, host.end, begin)
     is_in_operator = find_span(operators.start, operators.end, begin) >= 0 if operators else np.zeros(len(wait), bool)
     if schema.COLLECTIVE in host.names:
-        # A collective runs on a thread of its own: the step waits for it while it computes nothing.
+        # Another thread runs the collective. The step waits for it only while no operator runs.
         is_collective = np.append(host.name, -1)[wait] == host.names.index(schema.COLLECTIVE)
         wait = np.where(is_collective & is_in_operator, -1, wait)
     is_wait = wait >= 0
