@@ -212,14 +212,7 @@ def _variables(specs: Sequence[Spec], request: RunRequest, option: str) -> dict[
     variables: dict[str, str] = {}
     paths = []
     for spec in (spec for spec in specs if spec.kind is SpecKind.CHANGE):
-        is_name = spec.value.isidentifier()
-        path = (
-            Path(spec.value).resolve()
-            if spec.is_file
-            else plugins.find("changes", f"{spec.value}.py")
-            if is_name
-            else None
-        )
+        path = _find_change(spec)
         if path is None or not path.is_file():
             hint = did_you_mean(spec.value, [path.stem for path in plugins.files("changes", "*.py")])
             raise ConfigError(
@@ -236,6 +229,12 @@ def _variables(specs: Sequence[Spec], request: RunRequest, option: str) -> dict[
                 what = f"change: needs a program that the start-up hook watches, and workload '{name}' is none."
                 raise ConfigError(option, what, "Leave the workload out with -w.")
     return {**variables, **dict(spec.value.split("=", 1) for spec in specs if spec.kind is SpecKind.ENV)}
+
+
+def _find_change(spec: Spec) -> Path | None:
+    if spec.is_file:
+        return Path(spec.value).resolve()
+    return plugins.find("changes", f"{spec.value}.py") if spec.value.isidentifier() else None
 
 
 def _read_variables(path: Path, option: str) -> dict[str, str]:
