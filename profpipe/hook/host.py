@@ -224,7 +224,7 @@ class Host:
         loader = sys.modules.get("torch.utils.data.dataloader")
         if loader is not None:
             kind = loader._BaseDataLoaderIter
-            self._wrap(kind, "__next__", "DataLoader", lambda iterator, *_: f"{iterator._num_workers} workers")
+            self._wrap(kind, "__next__", "DataLoader", _count_workers)
         # Not torch.save, which a program may pickle and torch.compile may trace.
         serialization = sys.modules.get("torch.serialization")
         # It opens the file, writes it, and flushes it as it closes it.
@@ -300,6 +300,11 @@ class Host:
         if self._is_on and len(self._waits) < _MOST_WAITS:
             place, _ = self._places.number(sys._getframe(1))
             self._waits.append((kind, begin, end, threading.get_native_id(), place, detail))
+
+
+def _count_workers(iterator: Any, *_: Any) -> str:
+    """Return ``2 workers``, as DataLoader's ``num_workers``."""
+    return f"{iterator._num_workers} worker{'' if iterator._num_workers == 1 else 's'}"
 
 
 def _remove(members: List[Any], member: Any) -> None:

@@ -219,8 +219,8 @@ def _one_program(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
         time = fill("Half of the steps take up to {}, the longest {} ({})", *ends, doc.join(parts[2:], last=", "))
     else:
         time = fill("{} takes {} ({})", what, _duration(workload, case.time.ns), doc.join(parts, last=", "))
-    more = [*steps.whole_program(case_steps, workload.time_source.profiler)] if case_steps else []
-    more += [waiting] if (waiting := waits.headline(workload, case)) else []
+    more = [waiting] if (waiting := waits.headline(workload, case)) else []
+    more += [*steps.whole_program(case_steps, workload.time_source.profiler)] if case_steps else []
     is_named = bool(case_steps and waits.slowest_rank(workload, case_steps))
     why, share = steps.waiting(case_steps, is_named) if case_steps else ("", "")
     if case_steps and why:
