@@ -19,6 +19,7 @@ from profpipe.errors import ProfpipeError
 COMMANDS = {
     "run": "run a pipeline, or a program as it is, and write SUMMARY.md",
     "ab": "measure whether B is faster than A, in pairs of processes",
+    "try": "try changes that make a program faster, and measure the best ones together",
     "resume": "finish a run that was interrupted",
     "collect": "read what a run on a cluster has finished so far, and write its report",
     "report": "render SUMMARY.md again from the files of a run, without running anything",
@@ -107,12 +108,12 @@ def _split_program(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str] | 
     python train.py``.
     """
     command = next((word for word in argv if not word.startswith("-")), "")
-    if command not in ("run", "ab", "resume", "compare"):
+    if command not in ("run", "ab", "try", "resume", "compare"):
         return argv, None
     if "--" in argv:
         dashes = argv.index("--")
         return argv[:dashes], argv[dashes + 1 :]
-    at = _find_program(argv, command) if command in ("run", "ab") else None
+    at = _find_program(argv, command) if command in ("run", "ab", "try") else None
     return (argv, None) if at is None else (argv[:at], argv[at:])
 
 

@@ -51,6 +51,8 @@ REPLAY = "CUDAGraph"
 PROFILER_VARIABLE = "PROFPIPE_PROFILER"
 #: The files of the changes of a program's processes (``profpipe.changes``), divided like the entries of PATH.
 CHANGES_VARIABLE = "PROFPIPE_CHANGES"
+#: What ``profpipe.hook.observe`` does beside noting: a JSON object.
+OBSERVE_VARIABLE = "PROFPIPE_OBSERVE"
 
 #: Opens a range and returns the function that closes it; None where nothing records.
 Open = Callable[[str], Optional[Callable[[], object]]]

@@ -49,7 +49,7 @@ CHANGES = {
     "cudnn_benchmark": {"benchmark": True},
     "expandable_segments": {"segments": "expandable_segments:True"},
     "gc_freeze": {"frozen": True},
-    "loader_workers": {"workers": 1, "persistent": True},
+    "loader_workers": {"workers": 4, "persistent": True},
     "no_debugging": {"anomaly": False, "blocking": "0"},
     "tf32": {"precision": "high"},
 }

@@ -5,6 +5,13 @@ import os
 ALTERS_NUMERICS = False
 CODE = "remove torch.set_num_threads(1) and OMP_NUM_THREADS=1"
 VARIABLES = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
+IS_LIKELY = True
+
+
+def applies(uses):  # type: ignore[no-untyped-def]
+    if uses["device"] != "cpu":
+        return "the model is on a GPU"
+    return "" if uses["threads"] < uses["cores"] else f"torch has {uses['threads']} threads for {uses['cores']} cores"
 
 
 def apply(torch):  # type: ignore[no-untyped-def]

@@ -5,6 +5,16 @@ from profpipe.hook import changes
 ALTERS_NUMERICS = True
 CODE = "with torch.autocast(device, torch.bfloat16): output = model(input)"
 
+KIND, PARTS, AT = "precision", ("gemm", "conv", "attention", "elementwise", "norm"), "module"
+
+
+def applies(uses):  # type: ignore[no-untyped-def]
+    if uses["device"] == "cpu":
+        return "the model is on a CPU"
+    if uses["is_autocast"]:
+        return "the program has autocast"
+    return "" if "float32" in uses["types"] else f"the parameters are {' and '.join(uses['types'])}"
+
 
 def apply(torch):  # type: ignore[no-untyped-def]
     def cast(module):  # type: ignore[no-untyped-def]

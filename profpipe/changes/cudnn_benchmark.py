@@ -3,6 +3,16 @@
 ALTERS_NUMERICS = False
 CODE = "torch.backends.cudnn.benchmark = True"
 
+PARTS = ("conv",)
+
+
+def applies(uses):  # type: ignore[no-untyped-def]
+    if uses["device"] == "cpu" or not uses["convolutions"]:
+        return "the model has no convolution on a GPU"
+    if uses["is_deterministic"]:
+        return "the program asks for deterministic algorithms"
+    return "the program has it" if uses["benchmark"] else ""
+
 
 def apply(torch):  # type: ignore[no-untyped-def]
     torch.backends.cudnn.benchmark = True

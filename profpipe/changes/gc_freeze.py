@@ -7,6 +7,8 @@ from profpipe.hook import changes
 ALTERS_NUMERICS = False
 CODE = "gc.collect(); gc.freeze()  # after the set-up"
 
+PARTS = ("garbage collection",)
+
 
 def apply(torch):  # type: ignore[no-untyped-def]
     def freeze(module):  # type: ignore[no-untyped-def]

@@ -5,6 +5,11 @@ import os
 ALTERS_NUMERICS = False
 CODE = "unset CUDA_LAUNCH_BLOCKING; remove torch.autograd.set_detect_anomaly(True)"
 VARIABLES = {"CUDA_LAUNCH_BLOCKING": "0"}
+IS_LIKELY = True
+
+
+def applies(uses):  # type: ignore[no-untyped-def]
+    return "" if uses["switches"] else "no such switch is on"
 
 
 def apply(torch):  # type: ignore[no-untyped-def]

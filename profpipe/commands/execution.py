@@ -17,7 +17,7 @@ from typing import Final
 from profpipe import profilers
 from profpipe.analysis import pairs
 from profpipe.analysis.cases import comparisons, select_largest
-from profpipe.commands import recording, rendering
+from profpipe.commands import recording, rendering, screening
 from profpipe.commands.rendering import RunReport
 from profpipe.config import yaml
 from profpipe.errors import Interrupted, ProfpipeError, explain_disk_full
@@ -161,8 +161,13 @@ def _carry_out(run: Session, args: argparse.Namespace) -> RunReport:
         for left_out in (incident for incident in run.manifest.incidents if incident.kind is IncidentKind.LEFT_OUT):
             what = f"left out, as it does not fit into the budget: {left_out.details}"
             display.print(f"{what}. To measure it too: {left_out.source}")
+        is_try = run.manifest.ab is not None and run.manifest.ab.tried is not None
         try:
+            if is_try:
+                screening.choose_changes(run, display)
             run.carry_out(display, pairs.choose_again)
+            if is_try:
+                screening.judge_losses(run)
         except Interrupted as interrupt:
             stop = Interrupted(f"{interrupt} To continue: {command('resume', run.folder)}")
     if stop is None and (failed := len(run.disk_full_cases)):

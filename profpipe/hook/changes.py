@@ -10,6 +10,7 @@ import functools
 import inspect
 import os
 import sys
+import types
 from typing import Any, Callable, Dict, List
 
 from profpipe import ranges
@@ -24,13 +25,15 @@ def apply(torch: Any) -> None:
     """Apply the changes to the process, which has imported torch. One that fails ends the process with its reason."""
     for path in filter(None, os.environ.get(ranges.CHANGES_VARIABLE, "").split(os.pathsep)):
         name = os.path.splitext(os.path.basename(path))[0]
-        namespace: Dict[str, Any] = {"__name__": "profpipe_change", "__file__": path}
+        # Dynamo imports the module of a function by its name.
+        change = sys.modules[f"profpipe_change_{name}"] = types.ModuleType(f"profpipe_change_{name}")
+        change.__file__ = path
         _applying[:] = [name]
         try:
             with open(path, "rb") as file:
-                exec(compile(file.read(), path, "exec"), namespace)
-            if "apply" in namespace:
-                namespace["apply"](torch)
+                exec(compile(file.read(), path, "exec"), vars(change))
+            if hasattr(change, "apply"):
+                change.apply(torch)
             if name not in _waiting:
                 _note(name)
         except Exception as error:
@@ -47,7 +50,20 @@ def _note(name: str) -> None:
     given = settings.read()
     if given is not None:
         with open(given.path(f"change.{name}"), "a", encoding="utf-8") as file:
-            file.write("reached\n")
+            file.write(f"{find_place()}\n")
+
+
+def find_place() -> str:
+    """Return the line of the program that is running, ``train.py:12``; empty where none of the program is."""
+    frame: Any = sys._getframe(1)
+    folder = os.path.join(os.getcwd(), "")
+    while frame is not None:
+        path = os.path.abspath(frame.f_code.co_filename)
+        # A virtual environment may lie in the folder of the program.
+        if path.startswith(folder) and "site-packages" not in path:
+            return f"{path[len(folder) :]}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
 
 
 def at_first_call(torch: Any, act: Callable[[Any], object]) -> None:
@@ -57,11 +73,13 @@ def at_first_call(torch: Any, act: Callable[[Any], object]) -> None:
     """
     kind = torch.nn.Module
     original, name, pending = kind.__call__, _applying[0], [True]
+    is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
     _waiting.append(name)
 
     @functools.wraps(original)
     def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-        if pending and next(module.parameters(), None) is not None:
+        # Dynamo traces this function where the program compiles what calls the module.
+        if pending and not is_compiling() and next(module.parameters(), None) is not None:
             pending.clear()
             # Another wrapper may lie around this one.
             if kind.__call__ is call:
@@ -101,3 +119,11 @@ def with_arguments(kind: Any, arguments: Callable[[Dict[str, Any]], Dict[str, An
 def device_of(module: Any) -> str:
     """Return the type of the device of a module: ``cuda`` or ``cpu``."""
     return str(next(module.parameters()).device.type)
+
+
+def explain_optimizers(uses: Dict[str, Any], is_done: Callable[[Dict[str, Any]], Any]) -> str:
+    """Return why a change of Adam, AdamW and SGD does not apply to a program; empty if it does."""
+    able = [optimizer for optimizer in uses["optimizers"] if optimizer["kind"] in ("Adam", "AdamW", "SGD")]
+    if not able:
+        return "the program has no Adam, AdamW or SGD"
+    return "the program has it" if all(map(is_done, able)) else ""

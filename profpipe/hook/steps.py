@@ -291,6 +291,10 @@ class ProcessSteps:
             self._finish_capture(os.getpid())
             atexit.register(self._leave_group)
             self._finish_gpu()
+            # At the exit torch waits so long for each worker of a loader with pinned memory, 5 s, before it ends it.
+            loader: Any = sys.modules.get("torch.utils.data._utils")
+            if loader is not None:
+                loader.MP_STATUS_CHECK_INTERVAL = 0.1
         is_main = threading.current_thread() is threading.main_thread()
         self._stops += 1
         if is_main and self._stops <= _PATIENCE + 1:

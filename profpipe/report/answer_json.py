@@ -69,6 +69,7 @@ _TIME: Final = {
     "speedup": "speedup",
 }
 _CASE: Final = {"value": "time.median", "speedup": "speedup", "flags": "flags"}
+_CHANGE: Final = {key: key for key in ("name", "outcome", "reason", "code", "place", "alters_numerics", "ns", "loss")}
 _JUDGED: Final = {
     **{key: key for key in ("verdict", "a_ns", "b_ns", "ratio", "ci_low", "ci_high", "pairs", "is_beyond_noise")},
     "gate": "gate",
@@ -87,6 +88,8 @@ def select_report(
         headline_findings = [_finding("verdict" if not i else f"remark.{i}", text, where.get(("headline", "")))
                  for i, text in enumerate(said)]  # fmt: skip
         more = {key: full[key] for key in ("gate", "counts", "exit_code")}
+        if "tried" in full:
+            more["changes"] = [_select(change, _CHANGE) for change in full["tried"]["changes"]]
         return _document("ab", run, document, headline_findings, full["warnings"], _sort_judged(full["cases"]), more)
     by_rank: list[tuple[int, dict[str, Any]]] = []
     for workload in findings.workloads:

@@ -28,6 +28,7 @@ from profpipe.report.sections import (
     studies,
     timeline,
     times,
+    tries,
     verdicts,
     waits,
     warnings,
@@ -42,9 +43,14 @@ NO_RAW_FILES: raw_files.RawFiles = ({}, {})
 def build_pairs(findings: PairFindings, tables: Tables, run: Manifest) -> Document:
     """Return the document of an `ab` run."""
     workloads = list(dict.fromkeys(case.workload for case in findings.cases))
+    tried = run.ab.tried if run.ab else None
+    first = (
+        (tries.headline(findings, run), tries.changes(tried), tries.not_tried(tried))
+        if tried
+        else (verdicts.headline(findings, run), verdicts.forest(findings))
+    )
     sections = (
-        verdicts.headline(findings, run),
-        verdicts.forest(findings),
+        *first,
         verdicts.verdicts(findings.cases, run),
         verdicts.failures(findings),
         warnings.unfinished(Findings(pending=findings.pending)),
@@ -57,7 +63,7 @@ def build_pairs(findings: PairFindings, tables: Tables, run: Manifest) -> Docume
     title = environment.title(workloads, len(findings.cases), run, tables)
     shown = tuple(section for section in sections if section)
     pages = verdicts.case_pages(findings, run)
-    return Document(f"B against A · {title}", shown, pages, times.MEANINGS_OF_SIDES)
+    return Document(f"{'Changes of' if tried else 'B against A ·'} {title}", shown, pages, times.MEANINGS_OF_SIDES)
 
 
 def build(findings: Findings, tables: Tables, run: Manifest, raw: raw_files.RawFiles = NO_RAW_FILES) -> Document:

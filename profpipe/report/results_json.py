@@ -222,6 +222,7 @@ def verdict_document(
             for case in findings.cases
         ],
         "warnings": list(_warnings(findings, run.ab)),
+        **({"tried": asdict(run.ab.tried)} if run.ab.tried else {}),
     }
 
 

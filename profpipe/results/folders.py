@@ -38,7 +38,8 @@ def folder_name(name: str, now: datetime) -> str:
 
 def run_name(run: Manifest) -> str:
     """Return the name of a run that its folder is called after."""
-    return f"{run.name}-ab" if run.ab else run.name
+    suffix = "" if run.ab is None else "-ab" if run.ab.tried is None else "-try"
+    return f"{run.name}{suffix}"
 
 
 def create(out: Path, name: str, now: datetime, fill: Callable[[Path], object]) -> Path:

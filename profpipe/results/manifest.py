@@ -223,6 +223,61 @@ class NoCaptures(str, Enum):
     NO_PROFILER = "no_profiler"
 
 
+class TryOutcome(str, Enum):
+    """What became of a change that `profpipe try` could try."""
+
+    PLANNED = "planned"
+    KEPT = "kept"
+    NO_GAIN = "no gain"
+    #: Another change of its kind is faster, or the combination without it is.
+    REPLACED = "replaced"
+    #: It alters what the program computes.
+    REFUSED = "refused"
+    FAILED = "failed"
+    NOT_TRIED = "not tried"
+
+    __str__ = str.__str__
+
+
+@dataclass(frozen=True)
+class TriedChange:
+    """A change of `profpipe try`. ``ns`` is a step with it, in the median of its ``processes``; None: not measured."""
+
+    name: str = ""
+    outcome: TryOutcome = TryOutcome.PLANNED
+    reason: str = ""
+    code: str = ""
+    #: The line of the program that the code is for.
+    place: str = ""
+    alters_numerics: bool = False
+    processes: int = 0
+    #: Of a process, its start and its compilation included.
+    seconds: float | None = None
+    ns: float | None = None
+    peak_bytes: float | None = None
+    joules: float | None = None
+    #: How far the loss is from that of the unchanged program.
+    loss: str = ""
+
+
+@dataclass(frozen=True)
+class TryEntry:
+    """The settings of `profpipe try`, and what it found before the pairs: ``unchanged`` is the program as it is.
+
+    ``parts`` are the shares of a step under a profiler: kernel classes, causes of waits and ``idle``. ``written`` are
+    files that the program writes outside of its folder. ``harm``: why the combination is refused after its pairs.
+    """
+
+    budget_s: float = 600.0
+    unchanged: TriedChange = TriedChange()
+    changes: tuple[TriedChange, ...] = ()
+    parts: Mapping[str, float] = field(default_factory=dict)
+    written: tuple[str, ...] = ()
+    is_deterministic: bool = False
+    loss: str = ""
+    harm: str = ""
+
+
 @dataclass(frozen=True)
 class PairsEntry:
     """The settings of an `ab` run. ``pairs`` is the number of pairs of the first block.
@@ -251,6 +306,8 @@ class PairsEntry:
     no_captures: NoCaptures | None = None
     more: int = 0
     longer: tuple[str, ...] = ()
+    #: Set by `profpipe try`, which chooses B.
+    tried: TryEntry | None = None
 
 
 @dataclass(frozen=True)

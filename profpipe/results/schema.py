@@ -67,6 +67,8 @@ GPUS: Final = "gpus_used"
 
 #: The subject of a time that one process of an `ab` run measured: ``pair 3 A``.
 PAIR_PREFIX: Final = "pair "
+#: Begins the label of a process of `profpipe try` before its pairs: ``try bf16 1 B``, with the seed.
+TRY_PREFIX: Final = "try "
 #: Metrics that mark a process of an `ab` run in which the case failed, or its result was outside the tolerance.
 PAIR_FAILED: Final = "failed"
 PAIR_INACCURATE: Final = "inaccurate"

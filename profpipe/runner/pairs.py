@@ -42,7 +42,7 @@ from profpipe.results.manifest import Manifest, PairsEntry
 from profpipe.results.pair_blocks import PairBlock
 from profpipe.results.schema import Tables
 from profpipe.results.tasks import Task
-from profpipe.runner import checkout, fingerprint, plan, sides
+from profpipe.runner import checkout, fingerprint, plan, program_copy, sides
 from profpipe.runner.request import ExaminedMachine, RunRequest, plan_jobs
 from profpipe.runner.sides import PairSide
 
@@ -100,6 +100,7 @@ class PairsSession(Protocol):
     manifest: Manifest
     data: Tables
     task: Task | None
+    profile: list[Tables]
 
     @property
     def machine(self) -> ExaminedMachine: ...
@@ -202,10 +203,10 @@ class Pairs:
 
     def jobs(self) -> list[Job]:
         """Return the jobs of one timed process of each side."""
-        a, b = self._side_jobs()
+        a, b = self.side_jobs()
         return [*a, *b]
 
-    def _side_jobs(self, profiler: str = "plain") -> tuple[list[Job], list[Job]]:
+    def side_jobs(self, profiler: str = "plain") -> tuple[list[Job], list[Job]]:
         """Return the jobs of one process of each side, in the same order. Checkouts are made where they are missing."""
         a, b = (self._jobs_of(side.in_checkout(self._folder), profiler) for side in self._sides)
         order = {case.id: i for pairs in self._joined.values() for i, (_, _, case) in enumerate(pairs)}
@@ -265,10 +266,10 @@ class Pairs:
         self, pairs: range, wanted: Collection[Key] | None, listener: ProgressListener, profiler: str = "plain"
     ) -> None:
         """Run the pairs, of the cases ``wanted`` or of all."""
-        planned = self._side_jobs(profiler)
+        planned = self.side_jobs(profiler)
         total, number = len(pairs) * sum(map(len, planned)), 1
         captures = self.settings.captures if self.settings.captures_all and profiler == "plain" else 0
-        captured = [job for side in self._side_jobs(self.settings.profiler) for job in side] if captures else []
+        captured = [job for side in self.side_jobs(self.settings.profiler) for job in side] if captures else []
         for pair in pairs:
             if pair == pair_blocks.TRIAL + 1:
                 self._choose_length(planned[0], listener)
@@ -279,7 +280,10 @@ class Pairs:
             jobs = list(self._jobs_of_pair(pair, a, b, wanted))
             added = [job for job in jobs if pairs.start == 1 and job.workload in self.settings.longer]
             later = [*jobs * (pairs.stop - pair - 1), *added * pair_blocks.TRIAL, *captured * captures]
-            self._session.run_jobs(jobs, listener, (number, total), following, later)
+            if self.settings.tried is None:
+                self._session.run_jobs(jobs, listener, (number, total), following, later)
+            else:
+                program_copy.run(self._session, jobs, listener, pair - 1, numbers=(number, total), later=later)
             number += sum(map(len, planned))
 
     def _choose_length(self, jobs: Sequence[Job], listener: ProgressListener) -> None:
@@ -346,6 +350,8 @@ class Pairs:
     def merge(self, stored: Tables, fresh: Tables, job: Job) -> Tables:
         """Return the stored rows with the times or the kernels of a process, and what became of its cases."""
         names = self._names(job)
+        if job.label.startswith(schema.TRY_PREFIX):
+            return self._merge_tried(stored, fresh, job)
         stored = job_tables.drop_folder(stored, str(job.folder.relative_to(self._folder)))
         cases = _renamed(fresh.cases, names)
         ended = schema.frame(schema.CASES, _merge_cases(stored.cases, cases, f"{job.label}: "))
@@ -372,6 +378,15 @@ class Pairs:
             kernels=schema.concat_rows(schema.KERNELS, [stored.kernels, _renamed(fresh.kernels, names)]),
             ranges=schema.concat_rows(schema.RANGES, [stored.ranges, ranges]),
         )
+
+    def _merge_tried(self, stored: Tables, fresh: Tables, job: Job) -> Tables:
+        """Return the stored rows with the times of a process of `profpipe try`. If a change fails, the case has not."""
+        self._session.profile.append(fresh)
+        wanted = [*schema.TIMES, *schema.ENERGIES, "peak_allocated"] if job.profiler == "plain" else []
+        numbers = fresh.metrics[fresh.metrics["metric"].isin(wanted) & (fresh.metrics["subject"] == "")]
+        earlier = (stored.metrics["subject"] == job.label) & (stored.metrics["profiler"] == job.profiler)
+        rows = [stored.metrics[~earlier], _renamed(numbers.assign(subject=job.label), self._names(job))]
+        return replace(stored, metrics=schema.concat_rows(schema.METRICS, rows))
 
     def _is_further(self, job: Job) -> bool:
         pair = int(job.label.removeprefix(schema.PAIR_PREFIX).split()[0])

@@ -125,11 +125,12 @@ def create(
     command: Sequence[str],
     both: tuple[PairSide, PairSide] | None = None,
     settings: PairsEntry | None = None,
+    candidates: Sequence[PairSide] = (),
 ) -> Session:
     """Make the folder of a new run. A wrong rule or parser of the user is refused before.
 
-    ``both`` are the sides of an `ab` run with these ``settings``. ``request`` is then that of A at the user's own
-    pipeline file.
+    ``both`` are the sides of an `ab` run with these ``settings``, and ``candidates`` those of which `profpipe try`
+    makes B. ``request`` is then that of A at the user's own pipeline file.
     """
     load_rules(request)
     reader.parsers(request.plugin_dir)
@@ -147,12 +148,12 @@ def create(
 
     def write(folder: Path) -> None:
         if both:
-            sides.save(folder, both)
+            sides.save(folder, (*both, *candidates))
         else:
             fingerprint.save(folder, planned, request.out, machine.described)
 
     folder = make_folder(request, begun, write)
-    session = Session(request.placed_in(folder), folder, begun, Tables(), both)
+    session = Session(request.placed_in(folder), folder, begun, Tables(), both, candidates=tuple(candidates))
     session.machine = machine
     return session
 
@@ -177,14 +178,16 @@ def load(folder: Path, request: RunRequest) -> Session:
             place.unlink()
         shutil.rmtree(place, ignore_errors=True)
     data, begun = store.load(folder)
-    both = sides.load(folder) if begun.ab else None
+    a, b, *candidates = sides.load_all(folder) if begun.ab else (None, None)
+    both = (a, b) if a and b else None
     requests = [(REQUEST_FILE, request), *((sides.SIDES_FILE, side.request) for side in both or ())]
     unknown = [
         Incident(IncidentKind.UNKNOWN_SETTINGS, str(name), ", ".join(saved.unknown))
         for name, saved in requests
         if saved.unknown
     ]
-    return Session(request, folder, begun.with_incidents(unknown), data, both)
+    sides_of_changes = tuple(side for side in candidates if side)
+    return Session(request, folder, begun.with_incidents(unknown), data, both, candidates=sides_of_changes)
 
 
 @dataclass
@@ -202,6 +205,10 @@ class Session:
     both: tuple[PairSide, PairSide] | None = None
     task: Task | None = None
     on_stored: Callable[[Job], object] = lambda job: None
+    #: The sides with a change each, of which `profpipe try` makes B.
+    candidates: tuple[PairSide, ...] = ()
+    #: The tables of the processes of `profpipe try` that show where its program spends time.
+    profile: list[Tables] = field(default_factory=list, init=False)
     #: How many nodes this session has asked to describe themselves; 1 where it has not asked.
     _asked_nodes: int = field(default=1, init=False)
     _prestart: Prestart = field(default_factory=Prestart, init=False)
@@ -258,7 +265,10 @@ class Session:
         """Return the jobs that are left; of pairs, which B has in the same number, those of A twice."""
         ab = self.manifest.ab
         if ab is None:
-            return [job for job in self.plan() if not self._is_done(job)]
+            return [job for job in self.plan() if not self.is_done(job)]
+        if ab.tried is not None:
+            # Its plan is printed when the run begins.
+            return []
         captures = ab.captures if ab.captures_all else 0
         counts = [("plain", ab.pairs), (ab.profiler, captures)] if not self.manifest.jobs else []
         requests = [(replace(self.request, profilers=(profiler,)), 2 * n) for profiler, n in counts if n]
@@ -294,6 +304,20 @@ class Session:
         if self.task and self.task.reference:
             self.run_jobs(self._reference_jobs(self.task), listener)
 
+    def exchange_b(self, b: PairSide, **changed: Any) -> None:
+        """Make ``b`` the side B of the run, with these settings changed."""
+        assert self.both is not None and self.manifest.ab is not None
+        self.both = (self.both[0], b)
+        self.__dict__.pop("pairs", None)
+        _, entry = sides.entries(*self.both)
+        self.manifest = replace(self.manifest, ab=replace(self.manifest.ab, b=entry, **changed))
+
+    def save_sides(self) -> None:
+        """Save the sides for a resumed run, which is still one that this user made."""
+        assert self.both is not None
+        sides.save(self.folder, (*self.both, *self.candidates))
+        fingerprint.remember(self.folder)
+
     def end(self) -> None:
         """Record that the run has ended. The caller saves the record after the report."""
         self.manifest = replace(self.manifest, ended=manifest.utc_now().isoformat(timespec="seconds"))
@@ -314,7 +338,7 @@ class Session:
         """
         self._prestart.following = following
         planned = self._reuse_ended_folders(planned)
-        jobs = [job for job in planned if not self._is_done(job)]
+        jobs = [job for job in planned if not self.is_done(job)]
         self._describe_nodes(jobs)
         # A process of a pair, and a part of a run on a cluster, are never reused.
         keys = {} if self.both or self.task else self._find_keys(planned)
@@ -381,7 +405,7 @@ class Session:
         """The GPUs of the run, where its jobs run side by side."""
         return slots.load(self.folder, _find_slots(self.request, self.machine)) if self.request.comparisons else None
 
-    def _is_done(self, job: Job) -> bool:
+    def is_done(self, job: Job) -> bool:
         return any(is_done(entry) for entry in self.manifest.jobs if entry.folder == self._name(job.folder))
 
     def _reuse_ended_folders(self, jobs: Sequence[Job]) -> Sequence[Job]:

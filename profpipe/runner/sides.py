@@ -212,7 +212,7 @@ def _variables(specs: Sequence[Spec], request: RunRequest, option: str) -> dict[
     variables: dict[str, str] = {}
     paths = []
     for spec in (spec for spec in specs if spec.kind is SpecKind.CHANGE):
-        path = _find_change(spec)
+        path = find_change(spec)
         if path is None or not path.is_file():
             hint = did_you_mean(spec.value, [path.stem for path in plugins.files("changes", "*.py")])
             raise ConfigError(
@@ -231,7 +231,10 @@ def _variables(specs: Sequence[Spec], request: RunRequest, option: str) -> dict[
     return {**variables, **dict(spec.value.split("=", 1) for spec in specs if spec.kind is SpecKind.ENV)}
 
 
-def _find_change(spec: Spec) -> Path | None:
+def find_change(spec: Spec) -> Path | None:
+    """Return the file of a change; None for another spec, and where there is none of that name."""
+    if spec.kind is not SpecKind.CHANGE:
+        return None
     if spec.is_file:
         return Path(spec.value).resolve()
     return plugins.find("changes", f"{spec.value}.py") if spec.value.isidentifier() else None
@@ -377,11 +380,16 @@ def save(folder: Path, sides: Sequence[PairSide]) -> None:
 
 
 def load(folder: Path) -> tuple[PairSide, PairSide]:
-    """Load the sides of the run in ``folder``."""
+    """Load A and B of the run in ``folder``."""
+    a, b, *_ = load_all(folder)
+    return a, b
+
+
+def load_all(folder: Path) -> tuple[PairSide, ...]:
+    """Load A and B, and for `profpipe try` a side with each change."""
     with readable(folder, SIDES_FILE) as document:
         requests = (RunRequest.parse(entry["request"], folder) for entry in document)
-        a, b = (
+        return tuple(
             manifest.parse(PairSide, {**entry, "request": request})
             for entry, request in zip(document, requests, strict=True)
         )
-        return a, b

@@ -349,7 +349,7 @@ def commands(run: Manifest) -> doc.Section:
     """Return the command of the run, and the commands that each job started."""
     blocks: list[doc.Block] = [doc.CodeBlock(shlex.join(run.command))] if run.command else []
     # The pipeline file of a program from the command line is in the run's folder.
-    if "--" in run.command:
+    if "--" in run.command and not (run.ab and run.ab.tried):
         how = (": its first line is the command.",) if run.ab else (": ", doc.Code("profpipe run pipeline.yaml"), ".")
         blocks.append(doc.Paragraph((doc.Code("pipeline.yaml"), " in the folder of this run repeats it", *how)))
     if early := dict.fromkeys(job.profiler for job in run.jobs if job.ended_early):

@@ -1,0 +1,138 @@
+"""Whether a changed program computes what the unchanged one does, within the spread of that one over its seeds."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+#: A curve of losses is compared in so many parts.
+_WINDOWS: Final = 5
+#: No band is narrower, as a share: a loop with a seed repeats bit for bit.
+_LEAST_LOSS: Final = 0.005
+_LEAST_NORM: Final = 0.05
+#: A first loss that differs by more comes from another state, such as a checkpoint.
+_LEAST_FIRST: Final = 0.05
+#: Of an output of the same seed, as a share of its norm: bf16 has 8 bits.
+_MOST_OUTPUT: Final = 0.05
+#: Bytes of the file of a process.
+_MOST_BYTES: Final = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What ``profpipe.hook.observe`` noted of a process."""
+
+    losses: Sequence[float] = ()
+    gradient_norm: Sequence[float] = ()
+    parameter_change: Sequence[float] = ()
+    output: Sequence[float] = ()
+    uses: Mapping[str, Any] = field(default_factory=dict)
+    places: Mapping[str, str] = field(default_factory=dict)
+    written: Sequence[str] = ()
+
+
+def read_observation(folder: Path) -> Observation | None:
+    """Return what the first rank of a job in ``folder`` noted; None where it left no file."""
+    documents = []
+    for path in sorted(folder.glob("hook.*.observed.*.json")):
+        if path.stat().st_size <= _MOST_BYTES:
+            documents.append(json.loads(path.read_text(encoding="utf-8")))
+    if not documents:
+        return None
+    # Of several processes of one rank the one that trains says most.
+    first = min(documents, key=lambda document: (document.pop("rank"), -len(document["losses"])))
+    return Observation(**first)
+
+
+class LossComparison(NamedTuple):
+    """``harm`` says what lies outside of the band, and is empty where nothing does. ``text`` has the figures."""
+
+    text: str = ""
+    harm: str = ""
+
+
+def compare(changed: Mapping[int, Observation], unchanged: Mapping[int, Observation]) -> LossComparison:
+    """Compare processes by their seeds. What is compared: losses, gradients, parameters, or else the first output."""
+    seeds = sorted(changed.keys() & unchanged.keys())
+    if not seeds:
+        return LossComparison(harm="left nothing to compare")
+    if not any(observation.losses for observation in unchanged.values()):
+        return _compare_outputs([(changed[seed], unchanged[seed]) for seed in seeds])
+    counts = {len(observation.losses) for observation in unchanged.values()}
+    for seed in seeds:
+        if abs(len(changed[seed].losses) - len(unchanged[seed].losses)) > max(counts) / 10:
+            return LossComparison(harm=f"has {len(changed[seed].losses)} losses, not {len(unchanged[seed].losses)}")
+        if all(map(math.isfinite, unchanged[seed].losses)) and not all(map(math.isfinite, changed[seed].losses)):
+            return LossComparison(harm="its loss becomes infinite or is no number")
+    length = min(len(each.losses) for each in (*unchanged.values(), *(changed[seed] for seed in seeds)))
+    first = _deviation(changed, unchanged, seeds, lambda o: o.losses[0], _LEAST_FIRST)
+    if first.is_outside:
+        what = "begins at another loss, as from a checkpoint or with other data"
+        return LossComparison(f"loss {first.text}", f"{what}: {first.text}")
+    deviations = [
+        ("loss", _deviation(changed, unchanged, seeds, _mean_between(start, stop), _LEAST_LOSS))
+        for start, stop in _windows(length)
+    ]
+    for name in ("gradient_norm", "parameter_change"):
+        if all(getattr(observation, name) for observation in (*unchanged.values(), *changed.values())):
+            norm = _deviation(changed, unchanged, seeds, _norm_of(name), _LEAST_NORM)
+            deviations.append((name.replace("_", " "), norm))
+    last_loss = [deviation for name, deviation in deviations if name == "loss"][-1]
+    outside = next(((name, deviation) for name, deviation in deviations if deviation.is_outside), None)
+    return LossComparison(f"loss {last_loss.text}", f"{outside[0]} {outside[1].text}" if outside else "")
+
+
+class _Deviation(NamedTuple):
+    """``share`` is how far the changed program is from the unchanged one, and ``band`` how far it may be."""
+
+    share: float
+    band: float
+
+    @property
+    def is_outside(self) -> bool:
+        # A share that is no number is outside.
+        return not abs(self.share) <= self.band
+
+    @property
+    def text(self) -> str:
+        return f"{100 * self.share:+.2f} %, seeds ±{100 * self.band:.2f} %"
+
+
+def _deviation(
+    changed: Mapping[int, Observation],
+    unchanged: Mapping[int, Observation],
+    seeds: Sequence[int],
+    value: Callable[[Observation], float],
+    least: float,
+) -> _Deviation:
+    values = [value(observation) for observation in unchanged.values()]
+    scale = statistics.fmean(map(abs, values)) or 1.0
+    difference = statistics.fmean(value(changed[seed]) - value(unchanged[seed]) for seed in seeds)
+    return _Deviation(difference / scale, max((max(values) - min(values)) / scale, least))
+
+
+def _windows(length: int) -> Iterator[tuple[int, int]]:
+    count = min(_WINDOWS, length)
+    yield from ((length * i // count, length * (i + 1) // count) for i in range(count))
+
+
+def _mean_between(start: int, stop: int) -> Callable[[Observation], float]:
+    return lambda observation: statistics.fmean(observation.losses[start:stop])
+
+
+def _norm_of(name: str) -> Callable[[Observation], float]:
+    return lambda observation: math.hypot(*getattr(observation, name))
+
+
+def _compare_outputs(both: Sequence[tuple[Observation, Observation]]) -> LossComparison:
+    if not all(b.output and len(a.output) == len(b.output) for a, b in both):
+        return LossComparison(harm="shows neither a loss nor an output of the same size")
+    errors = [math.dist(a.output, b.output) / (math.hypot(*b.output) or 1.0) for a, b in both]
+    error = max(errors) if all(map(math.isfinite, errors)) else math.inf
+    text = f"first output {100 * error:.2f} %, limit {100 * _MOST_OUTPUT:g} %"
+    return LossComparison(text, "" if error <= _MOST_OUTPUT else text)

@@ -1,0 +1,14 @@
+"""cuDNN computes scaled dot product attention where it can, else the memory-efficient kernels."""
+
+ALTERS_NUMERICS = False
+CODE = "with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]): ..."
+PARTS = ("attention",)
+
+
+def applies(uses):  # type: ignore[no-untyped-def]
+    return "the model is on a CPU" if uses["device"] == "cpu" else ""
+
+
+def apply(torch):  # type: ignore[no-untyped-def]
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    torch.backends.cuda.enable_flash_sdp(False)

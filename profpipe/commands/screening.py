@@ -1,0 +1,382 @@
+"""Choose the changes of `profpipe try`: look at the program, measure each change in short processes, combine the best.
+
+First the program runs as it is, once without a profiler and once under torch: this shows what it uses and where a step
+spends its time, so a change that cannot pay is not tried. Then it runs unchanged under several seeds, which gives the
+spread of its time and of its loss. Each change runs once, and a second time where it may pay. Those that are faster
+than every unchanged process and compute the same within the spread are combined; the pairs of `ab` then judge the
+combination in fresh processes. Every process ends after the same number of steps.
+
+All decisions follow from the record and the files of the run, so a resumed run makes the same ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import ModuleType
+from typing import Any, Final
+
+from profpipe import plugins
+from profpipe.analysis import analyze, losses
+from profpipe.analysis.losses import Observation
+from profpipe.analysis.waits import find_waits
+from profpipe.ingest import reader
+from profpipe.job import Job, ProgressListener, Status
+from profpipe.results import schema
+from profpipe.results.manifest import JobEntry, TriedChange, TryEntry, TryOutcome
+from profpipe.runner import program_copy, sides
+from profpipe.runner.pairs import Pairs
+from profpipe.runner.session import Session
+from profpipe.runner.sides import PairSide
+
+#: Unchanged processes, each under its own seed: where the budget is short, fewer. The pairs have eight seeds.
+_SEEDS, _FEWER_SEEDS = 5, 3
+#: Processes of a change that may pay.
+_PROCESSES: Final = 2
+#: A process of a change may take so many times as long as the unchanged one, and so many seconds more, or this part of
+#: the budget: torch.compile takes its time.
+_LONGER, _LONGER_S, _BUDGET_PART = 5, 30.0, 0.2
+#: So many changes are tried whatever the budget is, those first that can shorten most of a step.
+_LEAST_TRIED: Final = 4
+#: A change that can shorten less of a step is not tried, and one that shortens less is not kept.
+_LEAST_PART: Final = 0.02
+_LEAST_GAIN: Final = 0.01
+#: A change of which nothing shows what it can shorten comes between the others.
+_UNKNOWN_PART: Final = 0.5
+#: The measured steps of a process take so long, within these numbers of steps.
+_MEASURED_NS: Final = 1e9
+_STEPS: Final = (20, 200)
+#: A data loader hands out what it loaded ahead in so many steps for each worker and item that it prefetches.
+_FILL: Final = 3
+_MOST_WARMUP: Final = 60
+_LOOK: Final = "look"
+
+
+def choose_changes(session: Session, listener: ProgressListener) -> None:
+    """Measure the changes and make the best combination side B of the run; without one the run gets no pairs."""
+    screening = _Screening(session, listener)
+    screening.look()
+    if screening.has_time:
+        screening.measure_unchanged()
+        chosen = screening.combine(screening.measure_changes())
+        screening.finish(chosen)
+    else:
+        screening.finish(())
+
+
+def judge_losses(session: Session) -> None:
+    """Compare what the combination computed in the pairs, of which each has a seed, with the unchanged program."""
+    settings = session.manifest.ab
+    assert settings is not None and settings.tried is not None
+    of_a, of_b = (dict(_observe_pairs(session, side, settings.pairs)) for side in "AB")
+    if of_a and of_b:
+        compared = losses.compare(of_b, of_a)
+        tried = replace(settings.tried, loss=compared.text, harm=compared.harm)
+        session.manifest = replace(session.manifest, ab=replace(settings, tried=tried))
+
+
+def _observe_pairs(session: Session, side: str, pairs: int) -> Iterator[tuple[int, Observation]]:
+    for pair in range(1, pairs + 1):
+        for folder in sorted(session.folder.glob(f"raw/*/pair-{pair:02d}/{side}")):
+            if (observation := losses.read_observation(folder)) is not None:
+                yield pair - 1, observation
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A change with its side and its file, which is None for variables and settings."""
+
+    change: TriedChange
+    side: PairSide
+    file: ModuleType | None
+
+    @property
+    def kind(self) -> str:
+        sets = any(spec.kind is sides.SpecKind.SET for spec in self.side.specs)
+        # Two settings of the pipeline file cannot be combined.
+        return str(getattr(self.file, "KIND", "set" if sets else self.change.name))
+
+
+class _Screening:
+    def __init__(self, session: Session, listener: ProgressListener) -> None:
+        assert session.both is not None
+        self._session, self._listener, self._a = session, listener, session.both[0]
+        self._steps: dict[str, int] = {}
+        self._places: Mapping[str, str] = {}
+        #: Seconds of an unchanged process; 0.0 before one has run.
+        self._process_s = 0.0
+        assert session.manifest.ab is not None
+        self._in_pairs = 2 * session.manifest.ab.pairs
+        #: Seconds of the processes that led to the decisions so far.
+        self._spent_s = 0.0
+        planned = (replace(change, outcome=TryOutcome.PLANNED, reason="") for change in self._tried.changes)
+        self._changes = {change.name: change for change in planned}
+
+    @property
+    def _tried(self) -> TryEntry:
+        settings = self._session.manifest.ab
+        assert settings is not None and settings.tried is not None
+        return settings.tried
+
+    def _record(self, **changed: Any) -> None:
+        settings = self._session.manifest.ab
+        assert settings is not None
+        tried = replace(self._tried, **{"changes": tuple(self._changes.values()), **changed})
+        self._session.manifest = replace(self._session.manifest, ab=replace(settings, tried=tried))
+
+    def _decide(self, name: str, outcome: TryOutcome, reason: str = "", **fields: Any) -> None:
+        self._changes[name] = replace(self._changes[name], outcome=outcome, reason=reason, **fields)
+        self._record()
+
+    # --- processes ---------------------------------------------------------------------------------------------------
+
+    def _run(self, name: str, side: PairSide, seed: int, profiler: str = "plain", *, watch: bool = False) -> JobEntry:
+        """Run the program under a seed, if it has not run, and return the entry of the process."""
+        self._session.exchange_b(side)
+        jobs = Pairs(self._session, (self._a, side)).side_jobs(profiler)[side is not self._a]
+        (job,) = (self._place(job, name, seed) for job in jobs)
+        program_copy.run(self._session, [job], self._listener, seed, watch=watch)
+        folder = str(job.folder.relative_to(self._session.folder))
+        entry = next(entry for entry in self._session.manifest.jobs if entry.folder == folder)
+        self._spent_s += entry.seconds
+        return entry
+
+    def _place(self, job: Job, name: str, seed: int) -> Job:
+        folder = self._session.folder / "raw" / job.workload / "try" / f"{name}-{seed}" / job.folder.name
+        job = job.move_to(folder, f"{schema.TRY_PREFIX}{name} {seed} {job.label}")
+        if self._process_s:
+            longest_s = max(_LONGER * self._process_s + _LONGER_S, _BUDGET_PART * self._tried.budget_s)
+            job = job.change_settings(timeout_s=min(job.settings.timeout_s, longest_s))
+        if not self._steps or job.settings.steps is None:
+            return job
+        return job.change_settings(steps=job.settings.steps.model_copy(update=self._steps))
+
+    def _observation(self, entry: JobEntry) -> Observation | None:
+        return losses.read_observation(self._session.folder / entry.folder)
+
+    def _value(self, name: str, seed: int, label: str, metrics: Sequence[str]) -> float | None:
+        rows = self._session.data.metrics
+        rows = rows[rows["subject"] == f"{schema.TRY_PREFIX}{name} {seed} {label}"]
+        values = (rows.loc[rows["metric"] == metric, "value"] for metric in metrics)
+        return next((float(each.iloc[0]) for each in values if len(each)), None)
+
+    def _figures(self, name: str, label: str, seeds: Iterable[int]) -> dict[str, Any]:
+        """Return the medians over processes: of a step in ns, of the peak memory and of the energy of a step."""
+        wanted = {"ns": schema.TIMES, "peak_bytes": ["peak_allocated"], "joules": schema.ENERGIES[1:]}
+        values = {key: [self._value(name, seed, label, metrics) for seed in seeds] for key, metrics in wanted.items()}
+        measured = {key: [value for value in each if value is not None] for key, each in values.items()}
+        return {key: statistics.median(each) if each else None for key, each in measured.items()}
+
+    # --- the program as it is ----------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Run the program once without a profiler and once under torch; leave out the changes that cannot pay."""
+        self._listener.message(
+            f"plan: 2 processes to look at the program, {_SEEDS} as it is, up to {_PROCESSES} of each of"
+            f" {len(self._changes)} changes, {self._in_pairs} in pairs of the best; budget {self._tried.budget_s:g} s"
+        )
+        entry = self._run(_LOOK, self._a, 0, watch=True)
+        self._uses: Mapping[str, Any] = {}
+        if (observation := self._observation(entry)) is not None:
+            self._uses, self._places = observation.uses, observation.places
+            self._record(written=tuple(observation.written), is_deterministic=bool(self._uses.get("is_deterministic")))
+        time_ns = self._value(_LOOK, 0, "A", schema.TIMES)
+        if entry.status is not Status.OK or time_ns is None or "device" not in self._uses:
+            why = entry.reason or "the program calls no module of torch, or makes no steps"
+            self._leave_out(self._changes, why)
+            return
+        self._run(_LOOK, self._a, 0, "torch")
+        if not self._tried.parts and self._session.profile:
+            self._record(parts=_find_parts(self._session))
+        self._steps = _choose_steps(self._uses, time_ns, self._a)
+        for candidate in self._candidates:
+            why = self._why_not(candidate)
+            if why:
+                self._decide(candidate.change.name, TryOutcome.NOT_TRIED, why)
+
+    @cached_property
+    def _candidates(self) -> list[_Candidate]:
+        files = [[sides.find_change(spec) for spec in side.specs] for side in self._session.candidates]
+        modules = [plugins.load_module(paths[0]) if paths and paths[0] else None for paths in files]
+        return [
+            _Candidate(change, side, module)
+            for change, side, module in zip(self._changes.values(), self._session.candidates, modules, strict=True)
+        ]
+
+    def _why_not(self, candidate: _Candidate) -> str:
+        applies = getattr(candidate.file, "applies", None)
+        if applies is not None and (why := applies(self._uses)):
+            return str(why)
+        part = self._part(candidate)
+        if part is not None and part < _LEAST_PART:
+            names = " and ".join(getattr(candidate.file, "PARTS", ()))
+            return f"{names}: {100 * part:.1f} % of a step"
+        return ""
+
+    def _part(self, candidate: _Candidate) -> float | None:
+        """Return the share of a step that the change can shorten; None where it is not known."""
+        names = getattr(candidate.file, "PARTS", None)
+        parts = self._tried.parts
+        return sum(parts.get(name, 0.0) for name in names) if names and parts else None
+
+    def _promise(self, candidate: _Candidate) -> float:
+        part = self._part(candidate)
+        return 1.0 if hasattr(candidate.file, "IS_LIKELY") else _UNKNOWN_PART if part is None else part
+
+    @property
+    def has_time(self) -> bool:
+        return any(change.outcome is TryOutcome.PLANNED for change in self._changes.values())
+
+    def _leave_out(self, names: Iterable[str], why: str) -> None:
+        for name in [*names]:
+            self._decide(name, TryOutcome.NOT_TRIED, why)
+
+    def measure_unchanged(self) -> None:
+        """Run the program as it is under each seed."""
+        first = self._run("unchanged", self._a, 0)
+        count = len([change for change in self._changes.values() if change.outcome is TryOutcome.PLANNED])
+        wanted_s = (_SEEDS + count + self._in_pairs) * first.seconds
+        seeds = _SEEDS if self._spent_s + wanted_s <= self._tried.budget_s else _FEWER_SEEDS
+        entries = {0: first, **{seed: self._run("unchanged", self._a, seed) for seed in range(1, seeds)}}
+        observations = {seed: self._observation(entry) for seed, entry in entries.items()}
+        self._unchanged = {seed: observation for seed, observation in observations.items() if observation is not None}
+        self._process_s = statistics.median(entry.seconds for entry in entries.values())
+        times = [self._value("unchanged", seed, "A", schema.TIMES) for seed in entries]
+        self._times = [time for time in times if time is not None]
+        figures = self._figures("unchanged", "A", entries)
+        figures |= {"processes": len(self._times), "seconds": self._process_s}
+        self._record(unchanged=TriedChange("unchanged", TryOutcome.KEPT, **figures))
+        pairs_s = self._in_pairs * self._process_s
+        least_s = self._spent_s + min(count, _LEAST_TRIED) * self._process_s + pairs_s
+        most_s = max(least_s, self._tried.budget_s)
+        self._listener.message(
+            f"a process takes {self._process_s:.1f} s, the pairs {pairs_s:.0f} s, all together {least_s:.0f} to"
+            f" {most_s:.0f} s"
+        )
+
+    # --- the changes -------------------------------------------------------------------------------------------------
+
+    def measure_changes(self) -> list[_Candidate]:
+        """Run each change, those that can shorten most of a step first; return those that are faster, best first."""
+        planned = [c for c in self._candidates if self._changes[c.change.name].outcome is TryOutcome.PLANNED]
+        planned.sort(key=self._promise, reverse=True)
+        faster = [c for number, c in enumerate(planned) if self._times and self._measure(c, number < _LEAST_TRIED)]
+        return sorted(faster, key=lambda c: self._changes[c.change.name].ns or math.inf)
+
+    def _measure(self, candidate: _Candidate, is_first: bool) -> bool:
+        """Run a change once, and again where it may pay; return whether it is faster and computes the same."""
+        name = candidate.change.name
+        if not is_first and self._spent_s + (1 + self._in_pairs) * self._process_s > self._tried.budget_s:
+            self._decide(name, TryOutcome.NOT_TRIED, "the budget is spent")
+            return False
+        return self._try(name, candidate.side, getattr(candidate.file, "AT", ""))
+
+    def _try(self, name: str, side: PairSide, at: str) -> bool:
+        observed: dict[int, Observation] = {}
+        fastest_ns, unchanged_ns = min(self._times), statistics.median(self._times)
+        for seed in range(_PROCESSES):
+            entry = self._run(name, side, seed)
+            time_ns = self._value(name, seed, "B", schema.TIMES)
+            if entry.status is not Status.OK or time_ns is None:
+                self._decide(name, TryOutcome.FAILED, entry.reason or "no step was measured")
+                return False
+            if (observation := self._observation(entry)) is not None:
+                observed[seed] = observation
+            figures = self._figures(name, "B", range(seed + 1))
+            if time_ns >= fastest_ns:
+                break
+        compared = losses.compare(observed, self._unchanged)
+        fields = {**figures, "processes": seed + 1, "seconds": entry.seconds, "loss": compared.text}
+        fields["place"] = self._places.get(at, "")
+        gain = 1 - figures["ns"] / unchanged_ns
+        if not (time_ns and time_ns < fastest_ns and gain >= _LEAST_GAIN):
+            low, high = (f"{step_ns / 1e6:.3g}" for step_ns in (fastest_ns, max(self._times)))
+            self._decide(name, TryOutcome.NO_GAIN, f"a step of unchanged processes took {low} to {high} ms", **fields)
+        elif compared.harm:
+            self._decide(name, TryOutcome.REFUSED, compared.harm, **fields)
+        else:
+            self._decide(name, TryOutcome.KEPT, **fields)
+            return True
+        return False
+
+    def combine(self, faster: Sequence[_Candidate]) -> Sequence[_Candidate]:
+        """Return the changes whose combination is fastest: the best of each kind, or the best one alone."""
+        best: dict[str, _Candidate] = {}
+        for candidate in faster:
+            first = best.setdefault(candidate.kind, candidate)
+            if first is not candidate:
+                self._decide(candidate.change.name, TryOutcome.REPLACED, f"{first.change.name} is faster")
+        chosen = list(best.values())
+        while len(chosen) > 1:
+            names = "+".join(candidate.change.name for candidate in chosen)
+            self._changes[names] = TriedChange(names)
+            is_better = self._try(names, self._join(chosen), "")
+            together = self._changes.pop(names)
+            if is_better and (together.ns or math.inf) <= (self._changes[chosen[0].change.name].ns or math.inf):
+                break
+            last = chosen.pop()
+            why = together.reason or f"together with {chosen[0].change.name} it is no faster"
+            self._decide(last.change.name, TryOutcome.REPLACED, why)
+        return chosen
+
+    def _join(self, chosen: Sequence[_Candidate]) -> PairSide:
+        """Return the side with all of the changes."""
+        bases = (c.side for c in chosen if any(spec.kind is sides.SpecKind.SET for spec in c.side.specs))
+        base = next(bases, self._a)
+        specs = list(itertools.chain.from_iterable(candidate.side.specs for candidate in chosen))
+        return sides.create("B", specs, base.request)
+
+    def finish(self, chosen: Sequence[_Candidate]) -> None:
+        """Make the combination side B, and plan its pairs."""
+        self._record()
+        side = self._join(chosen) if chosen else replace(self._a, label="B")
+        # The pairs have as many steps.
+        if self._steps:
+            self._a, side = (_with_steps(each, self._steps) for each in (self._a, side))
+            assert self._session.both is not None
+            self._session.both = (self._a, side)
+        settings = self._session.manifest.ab
+        assert settings is not None
+        self._session.exchange_b(side, pairs=settings.pairs if chosen else 0)
+        self._session.save_sides()
+
+
+def _with_steps(side: PairSide, steps: Mapping[str, int]) -> PairSide:
+    workloads = {
+        name: workload.model_copy(update={"steps": workload.steps.model_copy(update=dict(steps))})
+        for name, workload in side.request.pipeline.workloads.items()
+    }
+    pipeline = side.request.pipeline.model_copy(update={"workloads": workloads})
+    return replace(side, request=replace(side.request, pipeline=pipeline))
+
+
+def _choose_steps(uses: Mapping[str, Any], time_ns: float, side: PairSide) -> dict[str, int]:
+    """Return how many steps each process measures after how many, by what the look shows."""
+    (workload,) = side.request.pipeline.workloads.values()
+    least, most = _STEPS
+    given = workload.steps.model_fields_set
+    loaders = [_FILL * max(loader["workers"], uses["cores"] // 2, 4) * loader["prefetch"] for loader in uses["loaders"]]
+    warmup = max([workload.steps.warmup, *(min(fill, _MOST_WARMUP) for fill in loaders)])
+    measure = workload.steps.measure if "measure" in given else min(max(math.ceil(_MEASURED_NS / time_ns), least), most)
+    return {"warmup": workload.steps.warmup if "warmup" in given else warmup, "measure": measure}
+
+
+def _find_parts(session: Session) -> dict[str, float]:
+    """Return the shares of a step by kernel class and by the cause of a wait, and that of idle time."""
+    findings = analyze.analyze(reader.combine(session.profile), replace(session.manifest, ab=None))
+    shares: dict[str, float] = {}
+    for workload in findings.workloads:
+        for case_steps in workload.steps.cases:
+            parts = case_steps.parts_without_profiler if case_steps.is_on_gpu else None
+            waits = find_waits(workload, case_steps)
+            whole = parts.wall_ns if parts else sum(wait.idle_ns for wait in waits)
+            if parts:
+                shares |= {name: parts.share(ns) for name, ns in parts.classes.items()}
+                shares["idle"] = parts.share(parts.idle_ns)
+            for wait in waits if whole else ():
+                shares[wait.name] = shares.get(wait.name, 0.0) + wait.idle_ns / whole
+    return shares

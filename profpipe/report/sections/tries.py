@@ -1,0 +1,118 @@
+"""The page of `profpipe try`: what the best changes gain together, what to write, and each change that was tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from profpipe.analysis.changes import Change
+from profpipe.analysis.pairs import PairFindings
+from profpipe.analysis.verdict import FEWEST_PAIRS
+from profpipe.report import document as doc
+from profpipe.report.labels import fill, plural
+from profpipe.report.sections import environment
+from profpipe.report.units import RATIO, ratio, size_unit, step_unit
+from profpipe.results.manifest import Manifest, PairsEntry, TriedChange, TryEntry, TryOutcome
+from profpipe.results.schema import Verdict
+
+#: Paths that a sentence names; more are counted.
+_MOST_PATHS: Final = 3
+_BEFORE: Final = "Screened in single processes; only the combination has a verdict."
+
+
+def headline(findings: PairFindings, run: Manifest) -> doc.Section:
+    """Return what the kept changes gain together, the lines to write, and what the reader must know of the run."""
+    assert run.ab is not None and run.ab.tried is not None
+    answer = doc.Strong(_answer(findings, run.ab, run.ab.tried))
+    facts = tuple(_facts(findings, run, run.ab, run.ab.tried))
+    return doc.make_section("headline", "", [doc.Paragraph(answer), doc.Bullets(facts)])
+
+
+def kept(tried: TryEntry) -> Sequence[TriedChange]:
+    """Return the changes of the combination."""
+    return [change for change in tried.changes if change.outcome is TryOutcome.KEPT]
+
+
+def _judged(findings: PairFindings) -> Change | None:
+    return next((case for case in findings.cases if case.judgement), None)
+
+
+def _answer(findings: PairFindings, settings: PairsEntry, tried: TryEntry) -> str:
+    case, chosen = _judged(findings), kept(tried)
+    names, count = " and ".join(change.name for change in chosen), plural(len(chosen), "change")
+    if not chosen:
+        measured = any(change.ns for change in tried.changes)
+        return "No change makes the program faster." if measured else f"No change was tried: {_why_none(tried)}."
+    if case is None or case.judgement is None:
+        return f"{count} may make the program faster: {names}. No pair of processes has measured them together."
+    if tried.harm:
+        return f"Refused: with {names} the program computes something else: {tried.harm}."
+    low, high = (None if end is None else 1 / end for end in (case.judgement.ci_high, case.judgement.ci_low))
+    interval = f" (99 %: {ratio(low)} to {ratio(high)})" if low and high else ""
+    together = ", measured together" if len(chosen) > 1 else ""
+    if case.verdict is Verdict.FASTER:
+        return f"{ratio(1 / case.judgement.ratio)} faster with {count}{together}{interval}: {names}."
+    gain = ratio(1 / case.judgement.ratio)
+    return f"No change makes the program faster for certain: {names}{together} gave {gain}{interval}."
+
+
+def _why_none(tried: TryEntry) -> str:
+    reasons = list(dict.fromkeys(change.reason for change in tried.changes if change.reason))
+    return reasons[0] if len(reasons) == 1 else "none applies, or can gain 2 %"
+
+
+def _facts(findings: PairFindings, run: Manifest, settings: PairsEntry, tried: TryEntry) -> Iterator[doc.Text]:
+    if not findings.is_complete:
+        yield fill("The run has not ended: {} goes on.", doc.Code(environment.command_on(run, "resume")))
+    case = _judged(findings)
+    is_good = case is not None and case.verdict is Verdict.FASTER and not tried.harm
+    for change in kept(tried) if is_good else ():
+        where = fill("{}: ", doc.Code(change.place)) if change.place else "Write: "
+        numerics = " It alters numerics." if change.alters_numerics else ""
+        yield fill("{}{}.{}", where, doc.Code(change.code), numerics)
+    if case is not None and tried.loss and not tried.harm:
+        yield f"Beside the unchanged program, over {plural(settings.pairs, 'seed')}: {tried.loss}."
+    if case is not None:
+        yield (
+            f"{plural(settings.pairs, 'pair')} of fresh processes, each pair with a seed. Expected false alarms if the"
+            f" changes gain nothing: {findings.false_verdicts:.2g}."
+        )
+        if settings.pairs < FEWEST_PAIRS:
+            yield f"Below {FEWEST_PAIRS} pairs no verdict is possible."
+    if tried.is_deterministic:
+        yield "The program asks for deterministic algorithms, and this stays."
+    if tried.written:
+        paths = doc.join([doc.Code(path) for path in tried.written], most=_MOST_PATHS)
+        yield fill("The program writes outside of its folder, in each process anew: {}.", paths)
+
+
+def changes(tried: TryEntry) -> doc.Section:
+    """Return a row for each change that was measured or failed, the fastest first."""
+    base = tried.unchanged
+    measured = sorted((c for c in tried.changes if c.outcome is not TryOutcome.NOT_TRIED), key=lambda c: c.ns or 9e99)
+    rows = [base, *measured] if base.ns else measured
+    unit, memory = step_unit([row.ns for row in rows]), size_unit([row.peak_bytes for row in rows])
+    columns: doc.Columns[TriedChange] = [
+        (doc.label("change"), lambda row: doc.Code(row.name)),
+        (doc.label("outcome"), lambda row: "" if row is base else str(row.outcome)),
+        (doc.number("step", "step", unit), lambda row: row.ns),
+        (doc.number("gain", "times as fast", RATIO), lambda row: base.ns / row.ns if row.ns and base.ns else None),
+        (doc.count("processes"), lambda row: row.processes or None),
+        (doc.number("seconds", "a process, s"), lambda row: row.seconds),
+        (doc.number("memory", "peak memory", memory), lambda row: row.peak_bytes),
+        (doc.number("energy", "J a step"), lambda row: row.joules),
+        (doc.words("loss", "beside the unchanged program"), lambda row: row.loss),
+        (doc.words("reason", "why"), lambda row: row.reason),
+    ]
+    blocks = [doc.table_of("changes", rows, columns), doc.Paragraph(_BEFORE) if rows else None]
+    return doc.make_section("changes", "Changes", blocks)
+
+
+def not_tried(tried: TryEntry) -> doc.Section:
+    """Return why the other changes were not tried."""
+    rows = [change for change in tried.changes if change.outcome is TryOutcome.NOT_TRIED]
+    columns: doc.Columns[TriedChange] = [
+        (doc.label("change"), lambda row: doc.Code(row.name)),
+        (doc.words("reason", "why"), lambda row: row.reason),
+    ]
+    return doc.make_section("not_tried", "Not tried", [doc.table_of("not_tried", rows, columns)])

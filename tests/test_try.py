@@ -1,0 +1,102 @@
+"""``profpipe try``: which changes make a program faster. The program runs with the real torch, on the CPU."""
+
+import json
+import sys
+
+import forked
+import pytest
+from program import profpipe
+
+#: It waits for its items, writes a checkpoint into its folder and resumes from it, and logs outside of its folder.
+TRAIN = """
+import os, sys, time, torch
+from torch.utils.data import DataLoader, Dataset
+torch.set_num_threads(1)
+class Slow(Dataset):
+    def __len__(self): return 1000
+    def __getitem__(self, i):
+        time.sleep(0.004)
+        x = torch.randn(16, generator=torch.Generator().manual_seed(i))
+        return x, (x.sum() > 0).long()
+net = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
+opt = torch.optim.AdamW(net.parameters(), 1e-3)
+if os.path.exists("last.pt"): net.load_state_dict(torch.load("last.pt"))
+with open(sys.argv[1], "a") as log: log.write("begun\\n")
+for x, y in DataLoader(Slow(), batch_size=8, shuffle=True):
+    loss = torch.nn.functional.cross_entropy(net(x), y)
+    opt.zero_grad(); loss.backward(); opt.step()
+    torch.save(net.state_dict(), "last.pt")
+"""
+#: It saves all waiting, and doubles the learning rate.
+WRONG = '''
+"""No item waits, and the learning rate is twice as high."""
+ALTERS_NUMERICS, CODE = True, "lr=2e-3"
+def apply(torch):
+    import time
+    time.sleep = lambda seconds: None
+    create = torch.optim.AdamW.__init__
+    torch.optim.AdamW.__init__ = lambda self, given, lr, **more: create(self, given, 2 * lr, **more)
+'''
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.mark.slow
+def test_the_remedy_is_kept_what_harms_is_refused_and_the_folder_stays_as_it_was(tmp_path):
+    folder = tmp_path / "src"
+    folder.mkdir()
+    (folder / "train.py").write_text(TRAIN, encoding="utf-8")
+    (folder / "wrong.py").write_text(WRONG.strip(), encoding="utf-8")
+    before = files(folder)
+    log = tmp_path / "begun.log"
+    names = ["--only", "loader_workers,gc_freeze,tf32", "--change", "rate=wrong.py"]
+    options = ["--budget", "10s", "--pairs", "1", "--measure-steps", "20", *names]
+    program = ("--", sys.executable, "train.py", str(log))
+    document = json.loads(profpipe(folder, "try", "--json=full", *options, *program))
+    changes = {change["name"]: change for change in document["tried"]["changes"]}
+    assert {name: change["outcome"] for name, change in changes.items()} == {
+        "loader_workers": "kept", "gc_freeze": "not tried", "tf32": "not tried", "rate": "refused",
+    }  # fmt: skip
+    assert changes["loader_workers"]["place"] == "train.py:15"
+    assert ", seeds ±" in changes["rate"]["reason"]
+    assert changes["tf32"]["reason"] == "the model is on a CPU"
+    assert changes["gc_freeze"]["reason"].startswith("garbage collection: ")
+    assert document["cases"][0]["b_ns"] < 0.8 * document["cases"][0]["a_ns"] and not document["tried"]["harm"]
+    # The checkpoint of a process is in its copy: no process has resumed from that of another one.
+    assert files(folder) == before and document["tried"]["loss"].startswith("loss ")
+    assert not (folder / "out" / "latest" / "raw" / "checkouts").exists()
+    assert log.read_text().count("begun") == len(json.loads((folder / "out/latest/run.json").read_text())["jobs"])
+    page = (folder / "out" / "latest" / "SUMMARY.md").read_text(encoding="utf-8")
+    assert f"The program writes outside of its folder, in each process anew: `{log}`." in page
+    answer = json.loads(profpipe(folder, "report", "out/latest", "--json"))
+    assert [change["name"] for change in answer["changes"] if change["outcome"] == "kept"] == ["loader_workers"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--only", "bf17"], "there is no change 'bf17'. Did you mean bf16?"),
+        (["--change", "bf16=env:A=1"], "'bf16=env:A=1' is not NAME=SPEC"),
+        (["--change", "mine=env"], "'env' describes no side"),
+        (["--change", "mine=absent.py"], "there is no change 'absent.py'"),
+        (["--budget", "2"], "'2' is no time"),
+    ],
+)
+def test_a_wrong_change_is_refused_before_anything_runs(tmp_path, words, message):
+    done = forked.run(tmp_path, "try", *words, "--", sys.executable, "-c", "pass")
+    assert done.returncode == 2 and message in done.stderr and not (tmp_path / "out").exists()
+
+
+def test_it_needs_a_program(tmp_path):
+    done = forked.run(tmp_path, "try")
+    assert done.returncode == 2 and "needs a program" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_program_without_torch_says_why_nothing_was_tried(tmp_path):
+    (tmp_path / "p.py").write_text("print('no torch')", encoding="utf-8")
+    profpipe(tmp_path, "try", "-q", "--", sys.executable, "p.py")
+    page = (tmp_path / "out" / "latest" / "SUMMARY.md").read_text(encoding="utf-8")
+    assert "**No change was tried: the program calls no module of torch, or makes no steps.**" in page
