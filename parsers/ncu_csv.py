@@ -92,7 +92,7 @@ def _refusal(path: Path, text: str) -> UnreadableFile:
     if any(_SUMMARY.search(line) for line in text.splitlines()):
         return UnreadableFile(path, "ncu's sums over launches, not the launches", "Print them without --print-summary.")
     if printed := _errors(text):
-        return UnreadableFile(path, f"no kernel in it: ncu ended with '{printed[0]}'", "Mend that, then profile again.")
+        return UnreadableFile(path, f"no kernel in it: ncu ended with '{printed[0]}'", "Fix that, then profile again.")
     what = "ncu's messages without a kernel" if _MESSAGE.search(text) else "no row of a kernel in it"
     return UnreadableFile(path, what, "Check that the program ran on the GPU, and that ncu's filters match a kernel.")
 

@@ -172,7 +172,7 @@ def test_a_program_that_fails_under_plain_is_not_started_again_and_its_error_is_
     (tmp_path / "fails.py").write_text(FAILS, encoding="utf-8")
     printed, latest = run(tmp_path, "-p", "plain,torch", "fails.py")
     assert "  | ValueError: no data in /data\n" in printed
-    assert "skipped (the program failed under plain: exit code 1: ValueError: no data in /data. Mend it" in printed
+    assert "skipped (the program failed under plain: exit code 1: ValueError: no data in /data. Fix it" in printed
     assert not list(latest.glob("raw/fails/torch/log.txt"))
     assert "1 case failed: exit code 1: ValueError: no data in /data (reasons and logs in SUMMARY.md)" in " ".join(
         printed.split()

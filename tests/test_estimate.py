@@ -120,10 +120,10 @@ def test_workloads_say_which_implementations_need_a_gpu_or_a_package():
 def test_the_length_of_a_program_is_not_made_up(tmp_path):
     (tmp_path / "slow.py").write_text("import sys, time\ntime.sleep(float(sys.argv[1]))\nsys.exit(len(sys.argv) > 2)\n")
     words = ("-p", "plain", "--set", "s=1.5", "--", "python", "slow.py", "{s}")
-    unknown = "1 case in 1 job; the time is not known before slow has ended well once"
+    unknown = "1 case in 1 job; no estimate: slow has never run here"
     assert unknown in profpipe(tmp_path, "run", "--dry-run", *words)[0]
     printed = profpipe(tmp_path, "run", "--budget", "1m", *words, exit_code=2)[1]
-    assert "how long a program takes is not known before it has ended well once. Run it once" in printed
+    assert "this program has never run here, so there is no estimate. Run it once" in printed
     # A run that failed says nothing about the length of one that does not.
     profpipe(tmp_path, "run", *words, "fail", exit_code=1)
     assert "the time is not known" in profpipe(tmp_path, "run", "--dry-run", *words, "fail")[0]

@@ -79,7 +79,7 @@ def test_a_parser_whose_rows_contradict_its_sums_is_refused_by_name(project, cha
     assert isinstance(result, Refusal)
     assert str(result) == (
         f"x.mine: cannot be trusted: the parser mine.py contradicts itself: {what}. "
-        "Mend mine.py, or report this with the file."
+        "Fix mine.py, or report this with the file."
     )
 
 

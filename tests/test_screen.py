@@ -62,7 +62,7 @@ def test_the_bar_says_where_a_step_goes_and_no_sentence_says_it_again(tmp_path, 
     export = tmp_path / "decode.sqlite"
     export.write_bytes(gzip.decompress((DATA / "steps_vary" / "decode_long.sqlite.gz").read_bytes()))
     screen = printed(capsys, "ingest", str(export))
-    assert "█" in screen and "A step is " not in screen and "Upper bounds of a speed-up" in screen
+    assert "█" in screen and "A step is " not in screen and "At most to gain" in screen
     lines = screen.splitlines()
     bar = lines[1 + next(i for i, line in enumerate(lines) if line.startswith("Where a step goes"))]
     assert len(bar) == 80 and set(bar) <= set("█▓▒▚▞▄░▁·")

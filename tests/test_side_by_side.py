@@ -215,7 +215,7 @@ def test_a_killed_run_goes_on_and_compared_cases_stay_on_one_gpu(tmp_path):
     by_size = {n: {job.lane for job in run.jobs if job.cases[0].endswith(f"n={n}")} for n in (0.3, 0.4, 0.5)}
     assert all(len(own) == 1 for own in by_size.values()) and len(set.union(*by_size.values())) == 2
     page = (folder / "SUMMARY.md").read_text()
-    assert "**shared_host** (every case)" in page and "A lead is not called a win." in page
+    assert "**shared_host** (every case)" in page and "A lead is not reported as a win." in page
     assert "beside other jobs" in (folder / "details.md").read_text()
     # What was killed or lost its outcome ran again; the rest did not.
     counts = Counter(line.split()[0] for line in (tmp_path / "ran.txt").read_text().splitlines())

@@ -67,7 +67,7 @@ def test_like_nodes_have_a_mark_and_the_spread_between_them():
     (line,) = times.explanations(findings.workloads)
     assert write_text(line) == (
         "several_nodes (every case): the cases that the report compares ran on different nodes of the same kind: impl=a"
-        " varies by 4.0 % between 2 of them. A smaller lead is not called a win."
+        " varies by 4.0 % between 2 of them. A smaller lead is not reported as a win."
     )
 
 

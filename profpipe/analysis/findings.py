@@ -455,7 +455,7 @@ class WinVerdict(str, Enum):
 
 
 class DoubtCause(str, Enum):
-    """Why the lowest time is not called the fastest. The first two are about what a case ran."""
+    """Why the lowest time is not reported as the fastest. The first two are about what a case ran."""
 
     WRONG_KERNELS = "wrong_kernels"  # kernels of another family ran
     CONTRADICTED = "contradicted"  # the same case took a different time in another workload
@@ -481,7 +481,7 @@ class NodeSpread:
 
 @dataclass(frozen=True)
 class Doubt:
-    """A reason why the lowest time is not called the fastest, and the cases, flags and clocks that it is about.
+    """A reason why the lowest time is not reported as the fastest, and the cases, flags and clocks that it is about.
 
     ``differences`` has each fact in which nodes differ, with its values. ``spread`` is None where it is not known.
     """

@@ -93,7 +93,7 @@ def describe(request: RunRequest, jobs: Sequence[Job], estimates: Estimates) -> 
     total_s = estimates.total_s(jobs, request.pipeline.gpus if request.comparisons else 1)
     if total_s is None:
         new = ", ".join(dict.fromkeys(job.workload for job in jobs if estimates.seconds(job) is None))
-        return f"{size}; the time is not known before {new} has ended well once"
+        return f"{size}; no estimate: {new} has never run here"
     measured_count = sum(is_known.values())
     if measured_count == len(is_known):
         before = "measured before"

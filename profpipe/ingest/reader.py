@@ -51,7 +51,7 @@ def _loaded(path: Path) -> ModuleType:
         parser = plugins.load_module(path)
     except Exception as error:  # a user's file may raise anything
         raise ConfigError(
-            str(path), f"cannot be loaded: {_place(error, path)}.", "Mend it, or move it away."
+            str(path), f"cannot be loaded: {_place(error, path)}.", "Fix it, or move it away."
         ) from error
     if missing := [part for part in _PARTS if not hasattr(parser, part)]:
         remedy = "A file that is no parser begins with an underscore, or lies elsewhere."
@@ -198,7 +198,7 @@ def _blame(parser: ModuleType, path: Path) -> Iterator[None]:
 def _wrong(parser: ModuleType, path: Path, what: str) -> UnreadableFile:
     name = Path(str(parser.__file__)).name
     return UnreadableFile(
-        path, f"cannot be trusted: the parser {name} {what}", f"Mend {name}, or report this with the file."
+        path, f"cannot be trusted: the parser {name} {what}", f"Fix {name}, or report this with the file."
     )
 
 

@@ -32,7 +32,7 @@ def _load(name: str, path: Path) -> Any:
     try:
         module: Any = plugins.load_module(path)
     except Exception as error:  # the code of a package may raise anything
-        raise ConfigError(str(path), f"cannot be loaded: {one_line(error)}.", "Mend it, or uninstall it.") from error
+        raise ConfigError(str(path), f"cannot be loaded: {one_line(error)}.", "Fix it, or uninstall it.") from error
     missing = next((f"it has no {part}" for part in _PARTS if not hasattr(module, part)), "")
     if missing or name != module.NAME:
         what = f"is no profiler: {missing or f'its NAME is not {name!r}, as the entry point has it'}."

@@ -28,7 +28,7 @@ def adapt(job: Job, plain: Job, failure: str, seconds: float, ended_well: bool =
     for a span in its middle.
     """
     if failure:
-        remedy = "Mend it, then start a new run."
+        remedy = "Fix it, then start a new run."
         why = f"the program failed under plain: {failure.rstrip('.')}"
         return replace(job, tool=Missing(job.profiler, why, remedy))
     if artifacts.starts_no_python(plain):

@@ -408,7 +408,7 @@ def fit(
     """
     whole_s = total_s(request)
     if whole_s is None:
-        what = "cannot be kept: how long a program takes is not known before it has ended well once."
+        what = "cannot be kept: this program has never run here, so there is no estimate."
         raise ConfigError("--budget", what, "Run it once without --budget: -p plain --set repeats=1")
     if whole_s <= budget_s:
         return request, []

@@ -243,7 +243,7 @@ def _one_shape(workload: WorkloadFindings, shape: Shape, win: Win) -> doc.Text:
             only = "only" if place else "Only"
             return fill(f"{place}{only} {{}} has a time{_and_is_accurate(shape)}: {{}}.", name, time)
         case WinVerdict.INCONCLUSIVE:
-            lowest = f"{place}{{}} has the lowest time, {{}}, but is not called the fastest: {{}}."
+            lowest = f"{place}{{}} has the lowest time, {{}}. It is not reported as the fastest: {{}}."
             return fill(lowest, name, time, doubt_of(win))
         case WinVerdict.TIE:
             tie = f"{place}{{}} are tied: {{}}, {{}}; their 95 % intervals overlap."
@@ -375,7 +375,7 @@ def _ties(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
 
 
 def _inconclusive(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
-    """Say where the lowest time is not called the fastest; of more than two shapes, only how many they are."""
+    """Say where the lowest time is not reported as the fastest; of more than two shapes, only how many they are."""
     undecided = [(shape, shape.win) for shape in shapes if shape.win and shape.win.verdict == WinVerdict.INCONCLUSIVE]
     if len(undecided) > (1 if len(shapes) > selection.SHAPES else _MOST_WINNERS):
         place = (
@@ -383,10 +383,11 @@ def _inconclusive(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
             if len(undecided) == len(shapes)
             else f"{len(undecided)} of {len(shapes)} shapes"
         )
-        yield f"In {place} the lowest time is not called the fastest; the table says why."
+        yield f"In {place} the lowest time is not reported as the fastest; the table says why."
         return
     for shape, win in undecided:
-        sentence = f"{{}} has the lowest time at {literal(in_words(shape.axes))}, but is not called the fastest: {{}}."
+        place = literal(in_words(shape.axes))
+        sentence = f"{{}} has the lowest time at {place}. It is not reported as the fastest: {{}}."
         yield fill(sentence, doc.Code(win.best.variant), doubt_of(win))
 
 
@@ -527,7 +528,7 @@ _SHRUNK = 0.90
 #: up to 2x from case to case of one run on an H200.
 _LOST = 0.50
 
-#: A time with one of these flags is wrong or includes other work: the case is not called the fastest in a loop.
+#: A time with one of these flags is wrong or includes other work: the case is not reported as the fastest in a loop.
 _UNUSABLE = frozenset({Flag.OTHER_PROCESS, Flag.WAITED, Flag.ABOVE_PEAK})
 
 
@@ -580,9 +581,9 @@ def _compare_plain_loop(shapes: Sequence[Shape]) -> Iterator[Text]:
         place = f" ({literal(in_words(win.shape.axes))})" if len(shapes) > 1 else ""
         others = len(shrunk) - 1
         more = f"; {plural(others, 'other lead')} {'shrinks' if others == 1 else 'shrink'} too" if others else ""
-        change = "shrinks from {} to about" if lead >= 1 else "is lost: {} becomes about"
+        change = f"{lead:.1f}x faster" if lead >= 1 else f"no longer faster: {lead:.1f}x"
         yield fill(
-            f"In a plain loop the host is the limit: there the lead of {{}} {change} {lead:.1f}x{place}{more}."
+            f"Launched one by one, {{}} is {change} instead of {{}}{place}{more}. The CPU cannot launch fast enough."
             " Host times vary by up to 2x from case to case.",
             Code(win.best.variant),
             ratio(win.lead),
@@ -596,9 +597,7 @@ def _lost(lost: Sequence[HostBoundWin], shapes: int) -> Text:
     unit = time_unit([fastest, best])
     place = f" at {literal(in_words(win.shape.axes))}" if shapes > 1 else ""
     more = f"; another case is fastest in {len(lost) - 1} more of {shapes} shapes" if len(lost) > 1 else ""
-    sentence = (
-        f"In a plain loop the host is the limit: there {{}} is fastest{place}, {{}} per call; {{}} takes {{}}{more}."
-    )
+    sentence = f"Launched one by one, {{}} is fastest{place}: {{}} per call; {{}} takes {{}}{more}."
     return fill(
         sentence, Code(win.fastest.variant), duration(fastest, unit), Code(win.best.variant), duration(best, unit)
     )

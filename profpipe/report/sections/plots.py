@@ -524,7 +524,7 @@ def roofline(workload: WorkloadFindings) -> doc.Section:
 def _hollow(marks: Iterable[doc.Mark]) -> str:
     """Return what hollow points mean, with the flags of ``marks``; empty where none has any."""
     flags = sorted({flag for mark in marks for flag in mark.flags})
-    return f"Hollow: flagged {', '.join(flags)}." if flags else ""
+    return f"Hollow markers: measured with a flag ({', '.join(flags)})." if flags else ""
 
 
 def _roof_name(peak: float, below: Sequence[str], roofs: int) -> str:

@@ -338,7 +338,8 @@ def answer(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     shares = {part: sum(parts.ns[part] for parts in recorded) / wall for part in StepPart}
     idle = sum(shares[part] for part in IDLE_PARTS)
     cause = max(IDLE_PARTS, key=lambda part: shares[part])
-    why = f" ({'' if shares[cause] == idle else 'mostly '}{WHY_IDLE[cause]})" if shares[cause] else ""
+    is_alone = shares[cause] == idle or cause is StepPart.IDLE_OTHER
+    why = f" ({'' if is_alone else 'mostly '}{WHY_IDLE[cause]})" if shares[cause] else ""
     spent = [(shares[part], said) for part, said in _SPENT.items()] + [(idle, f"was idle {{}}{why}")]
     shown = sorted((pair for pair in spent if pair[0] >= LEAST_SHOWN), reverse=True)
     begin, who = ("Of", "the") if len(recorded) == 1 else (f"Mean of {len(recorded)} GPUs: of", "a")

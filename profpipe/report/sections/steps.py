@@ -65,13 +65,13 @@ _WHY_WAITING: Mapping[StepPart | None, tuple[str, str]] = {
     StepPart.IDLE_LAUNCH: ("host-bound: ", "launches late"),
     StepPart.IDLE_BLOCKED: ("host-bound: ", "launches late after a synchronising call"),
     StepPart.IDLE_OTHER: ("", "is late"),
-    None: ("", "is late, for an unknown cause,"),
+    None: ("", "is late (cause unknown)"),
 }
 
 WHY_IDLE: Mapping[StepPart, str] = {
     StepPart.IDLE_LAUNCH: "because the host launched late",
     StepPart.IDLE_BLOCKED: "after synchronising calls of the host, with nothing queued",
-    StepPart.IDLE_OTHER: "for an unknown cause",
+    StepPart.IDLE_OTHER: "cause unknown",
 }
 
 _EXPOSED_MEANS: Mapping[StepPart, str] = {
@@ -237,7 +237,7 @@ def name_step(case_steps: CaseSteps, profiler: str) -> tuple[str, doc.Text]:
     if case_steps.has_steady(profiler) and _other_kinds(case_steps, profiler):
         return "call", fill("A call of {}", doc.Code(case_steps.module))
     # What runs between two calls, such as an update by hand, is in the time.
-    return "step", fill("A step from one call of {} to the next", doc.Code(case_steps.module))
+    return "step", fill("A step (one call of {})", doc.Code(case_steps.module))
 
 
 def _other_kinds(case_steps: CaseSteps, profiler: str) -> list[tuple[str, float, float]]:
@@ -359,7 +359,7 @@ def _rows(cases: Sequence[tuple[CaseSteps, StepParts]]) -> Iterator[_Row]:
     names = classes(all_parts)
     for name in names:
         label, of = class_label(name), _sum_classes((name,))
-        yield _Row(f"compute: {label}", of, _remove_kernels(of), f"if {label} took no time", 4)
+        yield _Row(f"compute: {label}", of, _remove_kernels(of), label, 4)
     if names:
         others = _sum_classes(names, others=True)
         yield _Row("compute: other kernels", others, _remove_kernels(others))
@@ -370,17 +370,17 @@ def _rows(cases: Sequence[tuple[CaseSteps, StepParts]]) -> Iterator[_Row]:
         name = waiting_name(max(waits, key=lambda case_steps: case_steps.processes))
         yield _Row(doc.Strong(PART_NAMES[StepPart.COMMUNICATION]), exposed)
         yield _Row("exposed communication: transfer, at most", lambda parts: parts.transfer_ns,
-                   lambda case_steps, parts: parts.transfer_ns, "without transfer", 2, True)  # fmt: skip
+                   lambda case_steps, parts: parts.transfer_ns, "transfer", 2, True)  # fmt: skip
         yield _Row(f"exposed communication: {name}", lambda parts: parts.waiting_ns or 0.0,
-                   lambda case_steps, parts: parts.waiting_ns or 0.0, f"without {name}", 1, True)  # fmt: skip
+                   lambda case_steps, parts: parts.waiting_ns or 0.0, name, 1, True)  # fmt: skip
     else:
         yield _Row(doc.Strong(PART_NAMES[StepPart.COMMUNICATION]), exposed, _remove_parts(StepPart.COMMUNICATION),
-                   "without exposed communication", 2)  # fmt: skip
+                   "exposed communication", 2)  # fmt: skip
     yield _Row(doc.Strong(PART_NAMES[StepPart.COPY]), _read_part(StepPart.COPY), _remove_parts(StepPart.COPY),
-               "without exposed copies", 3)  # fmt: skip
+               "exposed copies", 3)  # fmt: skip
     for_it = " and the waiting for it" if any(case_steps.wait_cause in IDLE_PARTS for case_steps in waits) else ""
     yield _Row(doc.Strong("idle"), lambda parts: parts.idle_ns, _remove_parts(*IDLE_PARTS),
-               f"without idle time{for_it}", is_shown_without_time=True)  # fmt: skip
+               f"idle{for_it}", is_shown_without_time=True)  # fmt: skip
     if any(case_steps.is_on_gpu for case_steps, _ in cases):
         yield from (_Row(PART_NAMES[part], _read_part(part), _remove_parts(part)) for part in IDLE_PARTS)
     yield _Row(doc.Strong("step"), lambda parts: parts.wall_ns, is_shown_without_time=True)
@@ -632,7 +632,7 @@ def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
     cause = max(IDLE_PARTS, key=lambda part: parts.ns[part])
     # Without a GPU idle time is all that is outside operators and collectives, which has its causes elsewhere.
     is_said = case_steps.is_on_gpu and parts.share(parts.ns[cause]) >= _LEAST_SHARE
-    why = f" (mostly {WHY_IDLE[cause]})" if is_said else ""
+    why = f" ({'' if cause is StepPart.IDLE_OTHER else 'mostly '}{WHY_IDLE[cause]})" if is_said else ""
     shares = {"compute": parts.ns[StepPart.COMPUTE]}
     if parts.waiting_ns is None:
         shares[PART_NAMES[StepPart.COMMUNICATION]] = parts.ns[StepPart.COMMUNICATION]
@@ -647,13 +647,13 @@ def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
     ]
     speedups = [(row.gain(case_steps, parts) or 0.0, row.improvement) for row in _improvements([(case_steps, parts)])]
     largest = sorted((pair for pair in speedups if pair[0] >= _LEAST_SPEEDUP), key=lambda pair: -pair[0])[:_MOST_GAINS]
-    most = doc.join([fill(f"{{}} {name}", ratio(value)) for value, name in largest], last=", ")
+    most = doc.join([fill(f"{name} {{}}", ratio(value)) for value, name in largest], last=", ")
     is_slowed = case_steps.overheads.get(case_steps.profiler, 0.0) >= _LEAST_OVERHEAD and parts is not case_steps.parts
     who = f"Without the overhead of {case_steps.profiler} a step" if is_slowed else "A step"
     begin = fill("Of {}{}, " if other else f"{who}{{}}{{}} is ", other, _name_case(workload, case))
     yield fill("{}{}.", begin, doc.join(named))
     if largest:
-        yield fill("Upper bounds of a speed-up: {}.", most)
+        yield fill("At most to gain: {}.", most)
 
 
 def _name_case(workload: WorkloadFindings, case: CaseResult) -> doc.Text:

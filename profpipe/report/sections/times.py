@@ -1,4 +1,4 @@
-"""The times on the first screen, why the lowest time may not be called the fastest, and what each flag means.
+"""The times on the first screen, why the lowest time may not be reported as the fastest, and what each flag means.
 
 The table has the fastest case of each shape, or every case where there is one shape.
 """
@@ -230,7 +230,7 @@ def tied_names(win: Win) -> doc.Text:
 
 
 def doubt_text(doubt: Doubt) -> doc.Text:
-    """Return why the lowest time is not called the fastest."""
+    """Return why the lowest time is not reported as the fastest."""
     cases, flags = [doc.Code(variant) for variant in doubt.variants], " and ".join(doubt.flags)
     match doubt.cause:
         case DoubtCause.NOT_COMPARED:
@@ -269,15 +269,17 @@ def doubt_of(win: Win) -> doc.Text:
 #: Samples below which a median has no 95 % interval: 1 - 2 / 2^n is less than 0.95.
 _LEAST_FOR_INTERVAL = 6
 
+_SMALL_LEAD = "A lead smaller than the clock difference is not reported as a win."
+
 _MEANINGS: Mapping[str, str] = {
-    Flag.CLOCK_SPREAD: "the SM clock moved by more than 5 %. A lead that the clocks can explain is not called a win.",
+    Flag.CLOCK_SPREAD: f"the SM clock moved by more than 5 %. {_SMALL_LEAD}",
     Flag.NOISY: "the samples are scattered: the 95 % interval of the median is wide.",
-    Flag.WAITED: "the samples include waiting for another process. Never called a win.",
+    Flag.WAITED: "the samples include waiting for another process. Never reported as a win.",
     Flag.SHARED_HOST: "another case ran on this host at the same time, and the host sets this time. How much that"
-    " changes a time was not measured. A lead is not called a win.",
-    Flag.OTHER_PROCESS: "another process used the GPU. Never called a win.",
+    " changes a time was not measured. A lead is not reported as a win.",
+    Flag.OTHER_PROCESS: "another process used the GPU. Never reported as a win.",
     Flag.ABOVE_PEAK: "the rate is above the hardware's peak: a wrong FLOP or byte count, a skipped kernel or cached"
-    " data. Never called a win.",
+    " data. Never reported as a win.",
     Flag.TOO_FEW_SAMPLES: "fewer samples than the pipeline file requests.",
     Flag.PROFILER_OVERHEAD: f"the profiler made the loop over {100 * OVERHEAD:.0f} % slower. Kernel times hold; idle"
     " shares are too high.",
@@ -285,9 +287,9 @@ _MEANINGS: Mapping[str, str] = {
     Flag.NOT_CAPTURED: "the call could not be captured as a CUDA graph. Its time without a graph holds.",
     Flag.WARM_CACHE: "the cache is not flushed before each sample (timing: {flush: false}), so data may be cached.",
     Flag.UNCHECKED: "the result was not compared with the reference.",
-    Flag.INACCURATE: "the result misses the tolerance or is not a number. Never called a win.",
+    Flag.INACCURATE: "the result misses the tolerance or is not a number. Never reported as a win.",
     Flag.UNLIKE_NODES: "the cases that the report compares ran on nodes that differ in GPU, driver, CPU or torch. Never"
-    " called a win, and no speed-up.",
+    " reported as a win, and no speed-up.",
     Flag.KERNELS_VARY: "processes of one side launch different kernels. The headline names them.",
 }
 
@@ -328,16 +330,16 @@ def _meaning(flag: str, flagged: Sequence[tuple[WorkloadFindings, CaseResult]]) 
     workloads = [workload for workload, _ in flagged]
     is_timed = any(workload.time_source is not None and workload.time_source.is_timed for workload in workloads)
     if flag == Flag.UNCHECKED and any(workload.tolerance for workload in workloads):
-        return f"{_MEANINGS[flag]} Under a tolerance it is never called a win."
+        return f"{_MEANINGS[flag]} Under a tolerance it is never reported as a win."
     if flag == Flag.SEVERAL_NODES:
         return _nodes([workload for workload in workloads if workload.nodes.spread])
     if flag == Flag.THROTTLED:
         clocks = _clocks(flagged) if is_timed else ""
-        return f"the GPU ran below its maximum clock{clocks}. A lead that the clocks can explain is not called a win."
+        return f"the GPU ran below its maximum clock{clocks}. {_SMALL_LEAD}"
     if flag == Flag.HOST_BOUND and is_timed:
         return (
-            "launching takes over 5 % longer than running. Times are of calls queued ahead; in a plain loop the host is"
-            " the limit, and a faster kernel changes nothing."
+            "launching takes over 5 % longer than running. Calls were queued ahead of the GPU while timed. Launched one"
+            " by one, the host is the limit, and a faster kernel changes nothing."
         )
     if flag == Flag.HOST_BOUND:
         return "no kernel runs in over half of the range. Kernel times hold; a call takes longer."
@@ -352,12 +354,12 @@ def _nodes(workloads: Sequence[WorkloadFindings]) -> str:
     begin = "the cases that the report compares ran on different nodes of the same kind"
     spreads = {workload.nodes.spread: None for workload in workloads if workload.nodes.spread}
     if not spreads:
-        return f"{begin}. How far these lie apart is not known, so no lead is called a win."
+        return f"{begin}. How far these lie apart is not known, so no lead is reported as a win."
     variations = ", ".join(
         f"{readable(spread.case)} varies by {100 * spread.ratio:.1f} % between {spread.nodes} of them"
         for spread in spreads
     )
-    return f"{begin}: {variations}. A smaller lead is not called a win."
+    return f"{begin}: {variations}. A smaller lead is not reported as a win."
 
 
 def _clocks(flagged: Sequence[tuple[WorkloadFindings, CaseResult]]) -> str:

@@ -75,7 +75,7 @@ def _facts(findings: PairFindings, run: Manifest, settings: PairsEntry, tried: T
     if case is not None:
         yield (
             f"{plural(settings.pairs, 'pair')} of fresh processes, each pair with a seed. Expected false alarms if the"
-            f" changes gain nothing: {findings.false_verdicts:.2g}."
+            f" changes gain nothing: {findings.false_verdicts:.1g}."
         )
         if settings.pairs < FEWEST_PAIRS:
             yield f"Below {FEWEST_PAIRS} pairs no verdict is possible."

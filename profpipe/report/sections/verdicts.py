@@ -117,15 +117,14 @@ def _facts(findings: PairFindings, run: Manifest, settings: PairsEntry) -> Itera
     if settings.pairs < verdict.FEWEST_PAIRS and not any(case.further_pairs for case in findings.cases):
         yield f"Below {verdict.FEWEST_PAIRS} pairs no case can be called faster or slower."
     elif any(case.judgement for case in findings.cases):
-        expected = f"about {findings.false_verdicts:.2g} cases" if findings.false_verdicts else "no case"
-        yield f"If nothing had changed, chance alone would call {expected} faster or slower."
+        yield f"Expected false alarms if A and B are equal: {findings.false_verdicts:.1g}."
     if large := [case for case in findings.cases if case.judgement and case.judgement.floor > _LARGE_FLOOR]:
         largest = max(case.judgement.floor for case in large if case.judgement)
         words = f"Processes of the same code are known to differ by up to {100 * largest:.1f} % here: smaller"
         yield fill(f"{words} differences of {{}} do not count, also for {{}}.", _named(large), doc.Code("same"))
     if settings.is_aa:
         false = findings.count(Verdict.FASTER) + findings.count(Verdict.SLOWER)
-        yield f"Verdicts that are false, because both sides are the same: {false} of {len(findings.cases)}."
+        yield f"False verdicts: {false} of {len(findings.cases)} (both sides are the same)."
     yield from capture_facts(settings)
     if settings.captures:
         yield from _kernel_facts(findings)
@@ -156,8 +155,8 @@ def _further_facts(findings: PairFindings, run: Manifest, settings: PairsEntry) 
         has_offer = may_have_more and not any(case.further_pairs for case in coarse)
         ways = doc.join([doc.Code("timing.budget_s"), *([offer] if has_offer else [])], last=" or ")
         percent = float(f"{100 * resolved:.2g}")
-        words = f"This machine resolves {percent:g} % for {{}}: pin the clock, close other programs,"
-        yield fill(f"{words} or measure longer ({{}}).", _named(coarse), ways)
+        words = f"Differences below {percent:g} % cannot be told from noise for {{}}: pin the clock,"
+        yield fill(f"{words} close other programs, or measure longer ({{}}).", _named(coarse), ways)
     if may_have_more and any(case.verdict is Verdict.INCONCLUSIVE and not _is_coarse(case) for case in candidates):
         yield fill("To measure inconclusive cases alone, in up to {} more pairs: {}.", str(pair_blocks.OFFERED), offer)
 
