@@ -50,9 +50,7 @@ def _loaded(path: Path) -> ModuleType:
     try:
         parser = plugins.load_module(path)
     except Exception as error:  # a user's file may raise anything
-        raise ConfigError(
-            str(path), f"cannot be loaded: {_place(error, path)}.", "Fix it, or move it away."
-        ) from error
+        raise ConfigError(str(path), f"cannot be loaded: {_place(error, path)}.", "Fix it, or move it away.") from error
     if missing := [part for part in _PARTS if not hasattr(parser, part)]:
         remedy = "A file that is no parser begins with an underscore, or lies elsewhere."
         raise ConfigError(str(path), f"is no parser: it has no {missing[0]}.", remedy)

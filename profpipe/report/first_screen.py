@@ -57,7 +57,7 @@ def _parts(document: doc.Document) -> Iterator[list[Any]]:
         if section.id == "first_studies":
             yield from map(_cut, show_section(section))
     yield from map(_write_bars, bars[:1])
-    for id in () if answers else ("times", "verdicts", "kernels"):
+    for id in () if answers else ("changes", "times", "verdicts", "kernels"):
         all_blocks = [block for section in document.sections if section.id == id for block in section.walk()]
         summary_blocks = [block for block in all_blocks if block.placement is doc.OnPage.SUMMARY]
         if tables := [block for block in summary_blocks if isinstance(block, doc.TableBlock)]:
@@ -86,6 +86,8 @@ def show_section(section: doc.Section, without: tuple[doc.Text, ...] = (), has_b
                 parts.append(["text", write_text(block.content, _LONGEST)])
             case doc.Bullets():
                 parts.append(_write_items(title, [item for item in block.items if item not in without]))
+            case doc.CodeBlock():
+                parts.append(_write_items("", block.text.splitlines()))
             case doc.TableBlock():
                 parts.append(_write_table(block))
             case doc.Chart(kind=doc.ChartKind.STACKED_BARS) if has_bars:

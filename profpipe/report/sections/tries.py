@@ -25,7 +25,8 @@ def headline(findings: PairFindings, run: Manifest) -> doc.Section:
     assert run.ab is not None and run.ab.tried is not None
     answer = doc.Strong(_answer(findings, run.ab, run.ab.tried))
     facts = tuple(_facts(findings, run, run.ab, run.ab.tried))
-    return doc.make_section("headline", "", [doc.Paragraph(answer), doc.Bullets(facts)])
+    lines = doc.CodeBlock("\n".join(_write_lines(findings, run.ab.tried)), "text")
+    return doc.make_section("headline", "", [doc.Paragraph(answer), lines if lines.text else None, doc.Bullets(facts)])
 
 
 def kept(tried: TryEntry) -> Sequence[TriedChange]:
@@ -61,15 +62,20 @@ def _why_none(tried: TryEntry) -> str:
     return reasons[0] if len(reasons) == 1 else "none applies, or can gain 2 %"
 
 
+def _write_lines(findings: PairFindings, tried: TryEntry) -> Iterator[str]:
+    """Yield what to write into the program, and where."""
+    case = _judged(findings)
+    if case is not None and case.verdict is Verdict.FASTER and not tried.harm:
+        for change in kept(tried):
+            yield f"{change.place or 'first'}: {change.code}"
+
+
 def _facts(findings: PairFindings, run: Manifest, settings: PairsEntry, tried: TryEntry) -> Iterator[doc.Text]:
     if not findings.is_complete:
         yield fill("The run has not ended: {} goes on.", doc.Code(environment.command_on(run, "resume")))
     case = _judged(findings)
-    is_good = case is not None and case.verdict is Verdict.FASTER and not tried.harm
-    for change in kept(tried) if is_good else ():
-        where = fill("{}: ", doc.Code(change.place)) if change.place else "Write: "
-        numerics = " It alters numerics." if change.alters_numerics else ""
-        yield fill("{}{}.{}", where, doc.Code(change.code), numerics)
+    if numerics := [doc.Code(change.name) for change in kept(tried) if change.alters_numerics]:
+        yield fill("{}: alters numerics, within the spread between seeds.", doc.join(numerics, last=" and "))
     if case is not None and tried.loss and not tried.harm:
         yield f"Beside the unchanged program, over {plural(settings.pairs, 'seed')}: {tried.loss}."
     if case is not None:
