@@ -50,11 +50,13 @@ def test_the_remedy_is_kept_what_harms_is_refused_and_the_folder_stays_as_it_was
     (folder / "train.py").write_text(TRAIN, encoding="utf-8")
     (folder / "wrong.py").write_text(WRONG.strip(), encoding="utf-8")
     before = files(folder)
+    # What is in folders for temporary files is no loss.
+    (tmp_path / "tmp").mkdir()
     log = tmp_path / "begun.log"
     names = ["--only", "loader_workers,gc_freeze,tf32", "--change", "rate=wrong.py"]
     options = ["--budget", "10s", "--pairs", "1", "--measure-steps", "20", *names]
     program = ("--", sys.executable, "train.py", str(log))
-    document = json.loads(profpipe(folder, "try", "--json=full", *options, *program))
+    document = json.loads(profpipe(folder, "try", "--json=full", *options, *program, TMPDIR=str(tmp_path / "tmp")))
     changes = {change["name"]: change for change in document["tried"]["changes"]}
     assert {name: change["outcome"] for name, change in changes.items()} == {
         "loader_workers": "kept", "gc_freeze": "not tried", "tf32": "not tried", "rate": "refused",
@@ -77,7 +79,7 @@ def test_the_remedy_is_kept_what_harms_is_refused_and_the_folder_stays_as_it_was
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--only", "bf17"], "there is no change 'bf17'. Did you mean bf16?"),
+        (["--only", "bf17"], "there is no change 'bf17'. Did you mean 'bf16'?"),
         (["--change", "bf16=env:A=1"], "'bf16=env:A=1' is not NAME=SPEC"),
         (["--change", "mine=env"], "'env' describes no side"),
         (["--change", "mine=absent.py"], "there is no change 'absent.py'"),

@@ -186,7 +186,8 @@ class _Screening:
             self._record(written=tuple(observation.written), is_deterministic=bool(self._uses.get("is_deterministic")))
         time_ns = self._value(_LOOK, 0, "A", schema.TIMES)
         if entry.status is not Status.OK or time_ns is None or "device" not in self._uses:
-            why = entry.reason or "the program calls no module of torch, or makes no steps"
+            is_unseen = not entry.reason or f"the change {program_copy.OBSERVER.stem} reached nothing" in entry.reason
+            why = "the program calls no module of torch, or makes no steps" if is_unseen else entry.reason
             self._leave_out(self._changes, why)
             return
         self._run(_LOOK, self._a, 0, "torch")

@@ -16,7 +16,7 @@ from profpipe.job import Job, ProgressListener
 from profpipe.runner import checkout
 
 #: The start-up hook loads it like a change.
-_OBSERVER: Final = Path(ranges.__file__).with_name("hook") / "observe.py"
+OBSERVER: Final = Path(ranges.__file__).with_name("hook") / "observe.py"
 #: Nothing is sent to a service, and nothing is downloaded in each process again.
 _VARIABLES: Final = {"WANDB_MODE": "disabled", "HF_HUB_OFFLINE": "1"}
 #: A larger folder would fill the disk and the time. It holds data, which belong elsewhere.
@@ -56,7 +56,7 @@ def move_to_copy(job: Job, run_folder: Path, out: Path, seed: int, *, watch: boo
     _copy(source, target, out.resolve())
     inside = f"{source}{os.sep}"
     words = tuple(f"{target}/{word.removeprefix(inside)}" if word.startswith(inside) else word for word in job.command)
-    paths = [str(_OBSERVER), *filter(None, [job.launch.env.get(ranges.CHANGES_VARIABLE)])]
+    paths = [str(OBSERVER), *filter(None, [job.launch.env.get(ranges.CHANGES_VARIABLE)])]
     variables = {
         **_VARIABLES,
         ranges.CHANGES_VARIABLE: os.pathsep.join(paths),
