@@ -3,8 +3,9 @@
     python benchmarks/tries.py [--kinds loader small debug threads clean wrong] [--rounds 1] [--budget 2m]
 
 ``loader`` has no workers, ``small`` many small operators, ``debug`` the detection of anomalies, ``threads`` one thread,
-and ``clean`` a compiled model and a fused optimizer: there nothing may be called good. ``wrong`` has two changes of the
-user: one ignores the input, the other doubles the learning rate; both must be refused. A row has the kept changes, the
+and ``clean`` a compiled model, a fused optimizer and three changes of the user that do nothing: there nothing may be
+called good. ``wrong`` has two changes of the user: one ignores the input, the other doubles the learning rate; both
+must be refused. A row has the kept changes, the
 refused ones, the first line of the page and the number of processes.
 """
 
@@ -87,6 +88,10 @@ CHANGES = {
 }
 
 
+#: Does nothing.
+NOTHING = "ALTERS_NUMERICS, CODE = False, ''\ndef apply(torch): pass\n"
+
+
 def measure(kind: str, budget: str) -> tuple[list[str], list[str], str, int]:
     """Return the kept changes, the refused ones, the first line of the page and the number of processes."""
     with tempfile.TemporaryDirectory() as name:
@@ -96,6 +101,9 @@ def measure(kind: str, budget: str) -> tuple[list[str], list[str], str, int]:
         for change, text in CHANGES.items() if kind == "wrong" else ():
             (folder / f"{change}.py").write_text(HARM + text, encoding="utf-8")
             words += ["--change", f"{change}_file={change}.py"]
+        for number in range(3 if kind == "clean" else 0):
+            (folder / f"nothing{number}.py").write_text(NOTHING, encoding="utf-8")
+            words += ["--change", f"nothing_{number}=nothing{number}.py"]
         command = [sys.executable, "-m", "profpipe", "try", "--json=full", *words, "--", sys.executable, "train.py"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if not done.stdout:

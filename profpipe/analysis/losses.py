@@ -34,6 +34,7 @@ class Observation:
     uses: Mapping[str, Any] = field(default_factory=dict)
     places: Mapping[str, str] = field(default_factory=dict)
     written: Sequence[str] = ()
+    blocks: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 def read_observation(folder: Path) -> Observation | None:

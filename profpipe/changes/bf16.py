@@ -16,6 +16,13 @@ def applies(uses):  # type: ignore[no-untyped-def]
     return "" if "float32" in uses["types"] else f"the parameters are {' and '.join(uses['types'])}"
 
 
+_IS_ON = [True]
+
+
+def switch(torch, is_on):  # type: ignore[no-untyped-def]
+    _IS_ON[0] = is_on
+
+
 def apply(torch):  # type: ignore[no-untyped-def]
     def cast(module):  # type: ignore[no-untyped-def]
         forward, device = module.forward, changes.device_of(module)
@@ -26,6 +33,8 @@ def apply(torch):  # type: ignore[no-untyped-def]
             return value.float() if is_cast else value
 
         def forward_in_bf16(*args, **kwargs):  # type: ignore[no-untyped-def]
+            if not _IS_ON[0]:
+                return forward(*args, **kwargs)
             with torch.autocast(device, torch.bfloat16):
                 output = forward(*args, **kwargs)
             return tree_map(to_float32, output)

@@ -15,4 +15,8 @@ def applies(uses):  # type: ignore[no-untyped-def]
 
 
 def apply(torch):  # type: ignore[no-untyped-def]
-    torch.backends.cudnn.benchmark = True
+    switch(torch, True)
+
+
+def switch(torch, is_on):  # type: ignore[no-untyped-def]
+    torch.backends.cudnn.benchmark = is_on

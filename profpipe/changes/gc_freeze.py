@@ -16,3 +16,7 @@ def apply(torch):  # type: ignore[no-untyped-def]
         gc.freeze()
 
     changes.at_first_call(torch, freeze)
+
+
+def switch(torch, is_on):  # type: ignore[no-untyped-def]
+    (gc.freeze if is_on else gc.unfreeze)()

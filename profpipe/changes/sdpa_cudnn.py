@@ -11,4 +11,8 @@ def applies(uses):  # type: ignore[no-untyped-def]
 
 def apply(torch):  # type: ignore[no-untyped-def]
     torch.backends.cuda.enable_cudnn_sdp(True)
-    torch.backends.cuda.enable_flash_sdp(False)
+    switch(torch, True)
+
+
+def switch(torch, is_on):  # type: ignore[no-untyped-def]
+    torch.backends.cuda.enable_flash_sdp(not is_on)

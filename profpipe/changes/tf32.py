@@ -15,5 +15,9 @@ def applies(uses):  # type: ignore[no-untyped-def]
 
 
 def apply(torch):  # type: ignore[no-untyped-def]
-    torch.set_float32_matmul_precision("high")
-    torch.backends.cudnn.allow_tf32 = True
+    switch(torch, True)
+
+
+def switch(torch, is_on):  # type: ignore[no-untyped-def]
+    torch.set_float32_matmul_precision("high" if is_on else "highest")
+    torch.backends.cudnn.allow_tf32 = is_on

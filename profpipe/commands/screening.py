@@ -45,6 +45,9 @@ _LEAST_TRIED: Final = 4
 #: A change that can shorten less of a step is not tried, and one that shortens less is not kept.
 _LEAST_PART: Final = 0.02
 _LEAST_GAIN: Final = 0.01
+#: From so many changes on that can be switched in one process, this comes first, with so many steps for each of them:
+#: four blocks with it and as many without.
+_LEAST_SWITCHED, _STEPS_OF_BLOCKS = 2, 40
 #: A change of which nothing shows what it can shorten comes between the others.
 _UNKNOWN_PART: Final = 0.5
 #: The measured steps of a process take so long, within these numbers of steps.
@@ -134,12 +137,12 @@ class _Screening:
 
     # --- processes ---------------------------------------------------------------------------------------------------
 
-    def _run(self, name: str, side: PairSide, seed: int, profiler: str = "plain", *, watch: bool = False) -> JobEntry:
+    def _run(self, name: str, side: PairSide, seed: int, profiler: str = "plain", **observe: Any) -> JobEntry:
         """Run the program under a seed, if it has not run, and return the entry of the process."""
         self._session.exchange_b(side)
         jobs = Pairs(self._session, (self._a, side)).side_jobs(profiler)[side is not self._a]
         (job,) = (self._place(job, name, seed) for job in jobs)
-        program_copy.run(self._session, [job], self._listener, seed, watch=watch)
+        program_copy.run(self._session, [job], self._listener, seed, observe=observe)
         folder = str(job.folder.relative_to(self._session.folder))
         entry = next(entry for entry in self._session.manifest.jobs if entry.folder == folder)
         self._spent_s += entry.seconds
@@ -264,9 +267,27 @@ class _Screening:
     def measure_changes(self) -> list[_Candidate]:
         """Run each change, those that can shorten most of a step first; return those that are faster, best first."""
         planned = [c for c in self._candidates if self._changes[c.change.name].outcome is TryOutcome.PLANNED]
-        planned.sort(key=self._promise, reverse=True)
+        planned = self._leave_out_by_blocks(sorted(planned, key=self._promise, reverse=True))
         faster = [c for number, c in enumerate(planned) if self._times and self._measure(c, number < _LEAST_TRIED)]
         return sorted(faster, key=lambda c: self._changes[c.change.name].ns or math.inf)
+
+    def _leave_out_by_blocks(self, planned: list[_Candidate]) -> list[_Candidate]:
+        """Turn changes on and off in one process, in alternating blocks of steps; return those that may gain."""
+        able = [c for c in planned if hasattr(c.file, "switch")]
+        if len(able) < _LEAST_SWITCHED or not self._uses["optimizers"] or not self._times:
+            return planned
+        names, steps = [candidate.change.name for candidate in able], self._steps
+        self._steps = {**steps, "measure": _STEPS_OF_BLOCKS * len(able)}
+        entry = self._run("blocks", self._join(able), 0, switches=names)
+        self._steps = steps
+        blocks = observation.blocks if (observation := self._observation(entry)) else {}
+        for name in (name for name in names if blocks.get(name) and blocks.get("")):
+            # Single blocks are slow where other work disturbs them, and none is fast by chance.
+            gains = [1 - of(blocks[name]) / of(blocks[""]) for of in (statistics.median, min)]
+            if max(gains) < _LEAST_GAIN:
+                what = f"{1 / (1 - gains[0]):.2f}x in alternating blocks of steps of one process"
+                self._decide(name, TryOutcome.NO_GAIN, what)
+        return [c for c in planned if self._changes[c.change.name].outcome is TryOutcome.PLANNED]
 
     def _measure(self, candidate: _Candidate, is_first: bool) -> bool:
         """Run a change once, and again where it may pay; return whether it is faster and computes the same."""

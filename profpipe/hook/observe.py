@@ -9,6 +9,8 @@ it writes outside of its folder are noted. At its end the process leaves ``hook.
 * ``output``: values of the first floating-point tensor that the outermost module returned first.
 * ``uses``: devices, types, modules, optimizers, loaders and switches; ``places``: the line of each of them.
 * ``written``: paths outside of the folder.
+* ``blocks``: with ``switches``, names of changes that were applied, each is on in blocks of steps between blocks with
+  none; by name, and "" for none, the ns of a step in each block.
 """
 
 import atexit
@@ -18,6 +20,7 @@ import os
 import random
 import sys
 import tempfile
+import time
 from typing import Any, Dict, List, Set
 
 from profpipe import ranges
@@ -27,6 +30,8 @@ from profpipe.hook import changes, settings
 _MOST_LOSSES, _MOST_VALUES, _MOST_PATHS = 100_000, 4096, 20
 #: Calls of the outermost module that are looked at: an output that lives two calls later is kept by the program.
 _CALLS = 3
+#: Steps of a block, and those at its beginning that do not count.
+_BLOCK, _SKIPPED = 5, 2
 #: A program that seeds nothing is repeatable under this seed.
 _SEED = 20_261
 
@@ -43,6 +48,7 @@ class _Observed:
         self.uses: Dict[str, Any] = {"optimizers": [], "loaders": [], "switches": [], "cores": _cores()}
         self.places: Dict[str, str] = {}
         self.written: Set[str] = set()
+        self.blocks: Dict[str, List[float]] = {}
 
 
 def apply(torch: Any) -> None:
@@ -56,6 +62,8 @@ def apply(torch: Any) -> None:
     loader = torch.utils.data.DataLoader
     _watch_creation(loader, observed, _describe_loader)
     _watch_losses(torch, observed)
+    if given.get("switches"):
+        _alternate(torch, observed, given["switches"])
     atexit.register(_write, torch, observed)
 
 
@@ -237,6 +245,46 @@ def _watch_losses(torch: Any, observed: _Observed) -> None:
         register(before_step)
 
 
+# --- blocks ----------------------------------------------------------------------------------------------------------
+
+
+def _alternate(torch: Any, observed: _Observed, names: List[str]) -> None:
+    """Turn one change on in each second block of steps of the first optimizer, and time the blocks."""
+    register = getattr(sys.modules.get("torch.optim.optimizer"), "register_optimizer_step_post_hook", None)
+    # None is on in each second block.
+    order = [name for changed in names for name in ("", changed)]
+    first: List[Any] = []
+    steps, began = [0], [0.0]
+
+    def now() -> float:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def switch(is_on: str) -> None:
+        for name in names:
+            sys.modules[f"profpipe_change_{name}"].switch(torch, name == is_on)
+
+    def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not first:
+            first.append(optimizer)
+            switch(order[0])
+        if optimizer is not first[0]:
+            return
+        steps[0] += 1
+        block, place = divmod(steps[0], _BLOCK)
+        if place == _SKIPPED:
+            began[0] = now()
+        elif place == 0:
+            ended = order[(block - 1) % len(order)]
+            step_ns = 1e9 * (now() - began[0]) / (_BLOCK - _SKIPPED)
+            observed.blocks.setdefault(ended, []).append(step_ns)
+            switch(order[block % len(order)])
+
+    if register is not None:
+        register(after_step)
+
+
 def _write(torch: Any, observed: _Observed) -> None:
     given = settings.read()
     # A forked worker inherits this function.
@@ -256,6 +304,7 @@ def _write(torch: Any, observed: _Observed) -> None:
         "uses": observed.uses,
         "places": observed.places,
         "written": sorted(observed.written),
+        "blocks": observed.blocks,
     }
     with open(given.path(f"observed.{os.getpid()}.json"), "w", encoding="utf-8") as file:
         json.dump(document, file)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from profpipe import ranges
@@ -31,13 +32,16 @@ def run(
     listener: ProgressListener,
     seed: int,
     *,
-    watch: bool = False,
+    observe: Mapping[str, Any] = MappingProxyType({}),
     numbers: tuple[int, int] | None = None,
     later: Sequence[Job] = (),
 ) -> None:
-    """Run the jobs that are not done, each in a copy of its folder, which is removed afterwards."""
+    """Run the jobs that are not done, each in a copy of its folder, which is removed afterwards.
+
+    ``observe`` is what ``profpipe.hook.observe`` does beside noting: ``watch`` or ``switches``.
+    """
     left = [job for job in jobs if not session.is_done(job)]
-    copied = [move_to_copy(job, session.folder, session.request.out, seed, watch=watch) for job in left]
+    copied = [move_to_copy(job, session.folder, session.request.out, {"seed": seed, **observe}) for job in left]
     try:
         session.run_jobs(copied, listener, numbers, later=later)
     finally:
@@ -45,8 +49,8 @@ def run(
             remove(job)
 
 
-def move_to_copy(job: Job, run_folder: Path, out: Path, seed: int, *, watch: bool = False) -> Job:
-    """Return the job of a program in a fresh copy of its folder, with the observer under this seed.
+def move_to_copy(job: Job, run_folder: Path, out: Path, observe: Mapping[str, Any]) -> Job:
+    """Return the job of a program in a fresh copy of its folder, with the settings of the observer.
 
     ``remove`` removes the copy. Raises ConfigError for a folder that is too large.
     """
@@ -60,7 +64,7 @@ def move_to_copy(job: Job, run_folder: Path, out: Path, seed: int, *, watch: boo
     variables = {
         **_VARIABLES,
         ranges.CHANGES_VARIABLE: os.pathsep.join(paths),
-        ranges.OBSERVE_VARIABLE: json.dumps({"seed": seed, "watch": watch}),
+        ranges.OBSERVE_VARIABLE: json.dumps(observe),
     }
     launch = replace(job.launch, cwd=target, env={**job.launch.env, **variables}, shown_from=source)
     return replace(job, command=words, launch=launch)
