@@ -46,6 +46,9 @@ _WIDE_INTERVAL, _WIDE_SPREAD = 0.05, 0.10
 #: The mean of steps with a wider 95 % interval is no answer.
 _NO_MEAN = 0.50
 
+#: The part of a step that explains this share of a difference is named.
+_EXPLAINS = 0.5
+
 #: A winner with an error this many times the baseline's is reported, although the tolerance allows it.
 _LARGER_ERROR = 5
 
@@ -95,7 +98,8 @@ def answer(workload: WorkloadFindings) -> doc.Text:
         return fill(advice, _plain_times(workload), doc.Code("repeats: 5"))
     first, *others = judged
     if first.win and not others:
-        return _one_shape(workload, first, first.win)
+        sentences = [_one_shape(workload, first, first.win), _explain_loser(workload, first, first.win)]
+        return doc.join([sentence for sentence in sentences if sentence], separator=" ", last=" ")
     if workload.whole is None:
         return _many_shapes(workload, judged)
     of_whole = f"The shapes are those of {literal(workload.whole[1])}, not of its parts."
@@ -249,6 +253,26 @@ def _one_shape(workload: WorkloadFindings, shape: Shape, win: Win) -> doc.Text:
             tie = f"{place}{{}} are tied: {{}}, {{}}; their 95 % intervals overlap."
             return fill(tie, tied_names(win), time, _lead(win, shape))
     return fill(f"{place}{{}} is {_fastest([shape])}: {{}}, {{}}.", name, time, _lead(win, shape))
+
+
+def _explain_loser(workload: WorkloadFindings, shape: Shape, win: Win) -> doc.Text:
+    """Say in which part of a step the baseline, or the next case, is slower; empty where none explains half of it."""
+    slower = win.second if win.best.is_baseline else shape.baseline or win.second
+    if win.verdict is not WinVerdict.CLEAR or slower is None:
+        return ""
+    first, second = (
+        case_steps.parts_without_profiler if (case_steps := workload.steps.of(case.id)) else None
+        for case in (win.best, slower)
+    )
+    if first is None or second is None:
+        return ""
+    more_ns = second.wall_ns - first.wall_ns
+    name, ns = max(steps.differences(first, second).items(), key=lambda pair: pair[1])
+    if more_ns <= 0 or ns < _EXPLAINS * more_ns:
+        return ""
+    unit = step_unit([more_ns])
+    said = f"{{}} takes {{}} longer, {{}} of it in {name}."
+    return fill(said, doc.Code(slower.variant), duration(more_ns, unit), duration(min(ns, more_ns), unit))
 
 
 def _fastest(shapes: Iterable[Shape]) -> str:

@@ -513,6 +513,19 @@ def classes(all_parts: Sequence[StepParts]) -> list[str]:
     return sorted(shown, key=shares.__getitem__, reverse=True)
 
 
+def differences(first: StepParts, second: StepParts) -> dict[str, float]:
+    """Return how many ns longer each part of the second step is: compute by kernel class, and the other parts."""
+    longer = {
+        f"{class_label(name).removesuffix(' kernels')} kernels": second.classes.get(name, 0.0)
+        - first.classes.get(name, 0.0)
+        for name in {**first.classes, **second.classes}
+    }
+    idle_ns = {cause: second.ns[cause] - first.ns[cause] for cause in IDLE_PARTS}
+    cause = max(idle_ns, key=lambda part: idle_ns[part])
+    others = {PART_NAMES[part]: second.ns[part] - first.ns[part] for part in (StepPart.COMMUNICATION, StepPart.COPY)}
+    return {**longer, **others, f"idle time ({WHY_IDLE[cause]})": second.idle_ns - first.idle_ns}
+
+
 def class_label(name: str) -> str:
     """Return the name of a class beside parts that are no kernels: copies by the copy engine are none."""
     return f"{name} kernels" if name in ("copy", "communication", "memcpy", "memset") else name
