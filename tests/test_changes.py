@@ -89,7 +89,7 @@ def test_a_change_reaches_the_first_call_of_inference_or_the_case_fails(tmp_path
     assert [side["rounded"] for side in seen] == [[False] * 3, [True] * 3]
     summary = (tmp_path / "out" / "latest" / "SUMMARY.md").read_text()
     assert (
-        "- `change:bf16` in the program: `with torch.autocast(device, torch.bfloat16): output = model(input)`"
+        "- `change:bf16` in the program: `with torch.autocast(device, torch.bfloat16): output = model(input).float()`"
         in summary
     )
     measured(tmp_path, "loader_workers", program=INFERENCE, exit_code=1)

@@ -57,7 +57,10 @@ def test_a_process_leaves_its_losses_what_it_uses_and_where(tmp_path):
     assert len(first["losses"]) == 30 and first["losses"] == again["losses"] != other["losses"]
     assert len(first["gradient_norm"]) == 1 and first["parameter_change"][0] > 0 and len(first["output"]) == 2
     assert first["uses"]["optimizers"] == [{"kind": "SGD", "fused": False, "foreach": None}]
-    assert first["uses"]["loaders"] == [{"workers": 0, "prefetch": 2}] and first["uses"]["device"] == "cpu"
+    assert (
+        first["uses"]["loaders"] == [{"workers": 0, "prefetch": 2, "is_iterable": False}]
+        and first["uses"]["device"] == "cpu"
+    )
     assert first["places"] == {"module": "p.py:7", "optimizers": "p.py:8", "loaders": "p.py:9"}
     # What lies in the folder of the program is in its copy.
     outside = str(tmp_path / "outside.txt")

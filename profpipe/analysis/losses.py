@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+from profpipe.results import atomic, manifest
 
 #: A curve of losses is compared in so many parts.
 _WINDOWS: Final = 5
@@ -19,14 +23,15 @@ _LEAST_NORM: Final = 0.05
 _LEAST_FIRST: Final = 0.05
 #: Of an output of the same seed, as a share of its norm: bf16 has 8 bits.
 _MOST_OUTPUT: Final = 0.05
-#: Bytes of the file of a process.
-_MOST_BYTES: Final = 16 * 2**20
+#: Processes of a job that are read.
+_MOST_FILES: Final = 64
 
 
 @dataclass(frozen=True)
 class Observation:
     """What ``profpipe.hook.observe`` noted of a process."""
 
+    rank: int = 0
     losses: Sequence[float] = ()
     gradient_norm: Sequence[float] = ()
     parameter_change: Sequence[float] = ()
@@ -35,19 +40,18 @@ class Observation:
     places: Mapping[str, str] = field(default_factory=dict)
     written: Sequence[str] = ()
     blocks: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    errors: Sequence[str] = ()
 
 
 def read_observation(folder: Path) -> Observation | None:
-    """Return what the first rank of a job in ``folder`` noted; None where it left no file."""
-    documents = []
-    for path in sorted(folder.glob("hook.*.observed.*.json")):
-        if path.stat().st_size <= _MOST_BYTES:
-            documents.append(json.loads(path.read_text(encoding="utf-8")))
-    if not documents:
-        return None
+    """Return what the first rank of a job in ``folder`` noted; None where it left no file that can be read."""
+    observations = []
+    for path in itertools.islice(sorted(folder.glob("hook.*.observed.*.json")), _MOST_FILES):
+        # The program can write it too.
+        with suppress(OSError, ValueError, RecursionError):
+            observations.append(manifest.parse(Observation, json.loads(atomic.read_regular(path))))
     # Of several processes of one rank the one that trains says most.
-    first = min(documents, key=lambda document: (document.pop("rank"), -len(document["losses"])))
-    return Observation(**first)
+    return min(observations, key=lambda noted: (noted.rank, -len(noted.losses)), default=None)
 
 
 class LossComparison(NamedTuple):
@@ -60,9 +64,14 @@ class LossComparison(NamedTuple):
 def compare(changed: Mapping[int, Observation], unchanged: Mapping[int, Observation]) -> LossComparison:
     """Compare processes by their seeds. What is compared: losses, gradients, parameters, or else the first output."""
     seeds = sorted(changed.keys() & unchanged.keys())
+    is_trained = any(observation.losses for observation in unchanged.values())
+    if is_trained:
+        # A process that ended before its first loss says nothing.
+        unchanged = {seed: observation for seed, observation in unchanged.items() if observation.losses}
+        seeds = [seed for seed in seeds if seed in unchanged]
     if not seeds:
         return LossComparison(harm="left nothing to compare")
-    if not any(observation.losses for observation in unchanged.values()):
+    if not is_trained:
         return _compare_outputs([(changed[seed], unchanged[seed]) for seed in seeds])
     counts = {len(observation.losses) for observation in unchanged.values()}
     for seed in seeds:
@@ -70,7 +79,10 @@ def compare(changed: Mapping[int, Observation], unchanged: Mapping[int, Observat
             return LossComparison(harm=f"has {len(changed[seed].losses)} losses, not {len(unchanged[seed].losses)}")
         if all(map(math.isfinite, unchanged[seed].losses)) and not all(map(math.isfinite, changed[seed].losses)):
             return LossComparison(harm="its loss becomes infinite or is no number")
-    length = min(len(each.losses) for each in (*unchanged.values(), *(changed[seed] for seed in seeds)))
+    compared = [*unchanged.values(), *(changed[seed] for seed in seeds)]
+    length = min(len(observation.losses) for observation in compared)
+    if not length:
+        return LossComparison(harm="has no loss")
     first = _deviation(changed, unchanged, seeds, lambda o: o.losses[0], _LEAST_FIRST)
     if first.is_outside:
         what = "begins at another loss, as from a checkpoint or with other data"

@@ -7,8 +7,8 @@ program's processes, and ``apply(torch)`` is called there when torch has been im
 For `profpipe try`: ``applies(uses)`` returns why the change does not apply to a program, empty if it does; ``uses`` is
 what ``profpipe.hook.observe`` noted. ``PARTS`` are the parts of a step that it can shorten: kernel classes, causes of
 waits, or ``idle``; one with ``IS_LIKELY`` comes before all others. Of the changes of one ``KIND`` the fastest is kept.
-``AT`` is what of the program the code is for: ``module``, ``optimizers`` or ``loaders``. ``switch(torch, is_on)`` turns
-a change that was applied off and on again while the program runs.
+``AT`` is the place of the code: ``module``, ``before`` its first call, ``optimizers`` or ``loaders``. ``switch(torch,
+is_on)`` turns a change that was applied off and on again while the program runs.
 
 The files run in the program's Python, from 3.8 on, so they import the standard library and ``profpipe.hook.changes``
 only.

@@ -3,7 +3,7 @@
 from profpipe.hook import changes
 
 ALTERS_NUMERICS = True
-CODE = "with torch.autocast(device, torch.bfloat16): output = model(input)"
+CODE = "with torch.autocast(device, torch.bfloat16): output = model(input).float()"
 
 KIND, PARTS, AT = "precision", ("gemm", "conv", "attention", "elementwise", "norm"), "module"
 

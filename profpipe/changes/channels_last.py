@@ -5,7 +5,7 @@ from profpipe.hook import changes
 ALTERS_NUMERICS = False
 CODE = "model = model.to(memory_format=torch.channels_last)"
 
-PARTS, AT = ("conv", "copy", "norm", "operators"), "module"
+PARTS, AT = ("conv", "copy", "norm", "operators"), "before"
 
 
 def applies(uses):  # type: ignore[no-untyped-def]

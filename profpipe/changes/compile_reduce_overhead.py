@@ -4,7 +4,7 @@ from profpipe.hook import changes
 
 ALTERS_NUMERICS = False
 CODE = 'model.compile(mode="reduce-overhead")'
-KIND, AT = "compile", "module"
+KIND, AT = "compile", "before"
 
 
 def applies(uses):  # type: ignore[no-untyped-def]

@@ -5,8 +5,6 @@ from profpipe.hook import changes
 ALTERS_NUMERICS = False
 CODE = "DistributedDataParallel(..., gradient_as_bucket_view=True, static_graph=True)"
 
-AT = "module"
-
 
 def applies(uses):  # type: ignore[no-untyped-def]
     return "" if uses["is_distributed"] else "the model is not a DistributedDataParallel"

@@ -3,7 +3,7 @@
 from profpipe.hook import changes
 
 ALTERS_NUMERICS = False
-CODE = "torch.optim.AdamW(..., foreach=True)"
+CODE = "foreach=True, an argument of the optimizer"
 
 KIND, PARTS, AT = "optimizer", ("optimizer", "elementwise", "idle", "operators", "host code"), "optimizers"
 

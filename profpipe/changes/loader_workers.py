@@ -12,7 +12,10 @@ PARTS, AT = ("DataLoader",), "loaders"
 
 
 def applies(uses):  # type: ignore[no-untyped-def]
-    return "" if uses["loaders"] else "the program has no DataLoader"
+    if not uses["loaders"]:
+        return "the program has no DataLoader"
+    is_iterable = any(loader["is_iterable"] for loader in uses["loaders"])
+    return "each worker would yield all items of an IterableDataset" if is_iterable else ""
 
 
 def apply(torch):  # type: ignore[no-untyped-def]

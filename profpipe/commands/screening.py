@@ -21,17 +21,19 @@ from types import ModuleType
 from typing import Any, Final
 
 from profpipe import plugins
-from profpipe.analysis import analyze, losses
+from profpipe.analysis import analyze, losses, pairs
 from profpipe.analysis.losses import Observation
 from profpipe.analysis.waits import find_waits
 from profpipe.ingest import reader
 from profpipe.job import Job, ProgressListener, Status
 from profpipe.results import schema
 from profpipe.results.manifest import JobEntry, TriedChange, TryEntry, TryOutcome
+from profpipe.results.schema import Verdict
 from profpipe.runner import program_copy, sides
 from profpipe.runner.pairs import Pairs
 from profpipe.runner.session import Session
 from profpipe.runner.sides import PairSide
+from profpipe.stdio import visible_line
 
 #: Unchanged processes, each under its own seed: where the budget is short, fewer. The pairs have eight seeds.
 _SEEDS, _FEWER_SEEDS = 5, 3
@@ -57,6 +59,8 @@ _STEPS: Final = (20, 200)
 _FILL: Final = 3
 _MOST_WARMUP: Final = 60
 _LOOK: Final = "look"
+#: Fewer unchanged processes that ended well have no spread; and paths that are kept.
+_FEWEST_UNCHANGED, _MOST_NOTED = 2, 20
 
 
 def choose_changes(session: Session, listener: ProgressListener) -> None:
@@ -65,6 +69,7 @@ def choose_changes(session: Session, listener: ProgressListener) -> None:
     screening.look()
     if screening.has_time:
         screening.measure_unchanged()
+    if screening.has_time:
         chosen = screening.combine(screening.measure_changes())
         screening.finish(chosen)
     else:
@@ -75,15 +80,25 @@ def judge_losses(session: Session) -> None:
     """Compare what the combination computed in the pairs, of which each has a seed, with the unchanged program."""
     settings = session.manifest.ab
     assert settings is not None and settings.tried is not None
+    if not settings.tried.chosen:
+        return
     of_a, of_b = (dict(_observe_pairs(session, side, settings.pairs)) for side in "AB")
-    if of_a and of_b:
-        compared = losses.compare(of_b, of_a)
-        tried = replace(settings.tried, loss=compared.text, harm=compared.harm)
-        session.manifest = replace(session.manifest, ab=replace(settings, tried=tried))
+    compared = losses.compare(of_b, of_a)
+    findings = pairs.analyze(session.data, session.manifest)
+    verdict = next((case.verdict for case in findings.cases if case.judgement), Verdict.INCONCLUSIVE)
+    judged = {Verdict.FASTER: TryOutcome.KEPT, Verdict.INCONCLUSIVE: TryOutcome.UNDECIDED}
+    outcome = TryOutcome.REFUSED if compared.harm else judged.get(verdict, TryOutcome.NO_GAIN)
+    reason = compared.harm or ("" if outcome is TryOutcome.KEPT else f"the pairs say: {verdict}")
+    changes = tuple(
+        replace(change, outcome=outcome, reason=reason) if change.name in settings.tried.chosen else change
+        for change in settings.tried.changes
+    )
+    tried = replace(settings.tried, changes=changes, loss=compared.text, harm=compared.harm)
+    session.manifest = replace(session.manifest, ab=replace(settings, tried=tried))
 
 
-def _observe_pairs(session: Session, side: str, pairs: int) -> Iterator[tuple[int, Observation]]:
-    for pair in range(1, pairs + 1):
+def _observe_pairs(session: Session, side: str, count: int) -> Iterator[tuple[int, Observation]]:
+    for pair in range(1, count + 1):
         for folder in sorted(session.folder.glob(f"raw/*/pair-{pair:02d}/{side}")):
             if (observation := losses.read_observation(folder)) is not None:
                 yield pair - 1, observation
@@ -112,8 +127,7 @@ class _Screening:
         self._places: Mapping[str, str] = {}
         #: Seconds of an unchanged process; 0.0 before one has run.
         self._process_s = 0.0
-        assert session.manifest.ab is not None
-        self._in_pairs = 2 * session.manifest.ab.pairs
+        self._in_pairs = 2 * self._tried.pairs
         #: Seconds of the processes that led to the decisions so far.
         self._spent_s = 0.0
         planned = (replace(change, outcome=TryOutcome.PLANNED, reason="") for change in self._tried.changes)
@@ -151,9 +165,9 @@ class _Screening:
     def _place(self, job: Job, name: str, seed: int) -> Job:
         folder = self._session.folder / "raw" / job.workload / "try" / f"{name}-{seed}" / job.folder.name
         job = job.move_to(folder, f"{schema.TRY_PREFIX}{name} {seed} {job.label}")
-        if self._process_s:
-            longest_s = max(_LONGER * self._process_s + _LONGER_S, _BUDGET_PART * self._tried.budget_s)
-            job = job.change_settings(timeout_s=min(job.settings.timeout_s, longest_s))
+        longest_s = max(_LONGER * self._process_s + _LONGER_S, _BUDGET_PART * self._tried.budget_s)
+        longest_s = longest_s if self._process_s else max(self._tried.budget_s, _LONGER_S)
+        job = job.change_settings(timeout_s=min(job.settings.timeout_s, longest_s))
         if not self._steps or job.settings.steps is None:
             return job
         return job.change_settings(steps=job.settings.steps.model_copy(update=self._steps))
@@ -164,15 +178,15 @@ class _Screening:
     def _value(self, name: str, seed: int, label: str, metrics: Sequence[str]) -> float | None:
         rows = self._session.data.metrics
         rows = rows[rows["subject"] == f"{schema.TRY_PREFIX}{name} {seed} {label}"]
-        values = (rows.loc[rows["metric"] == metric, "value"] for metric in metrics)
-        return next((float(each.iloc[0]) for each in values if len(each)), None)
+        columns = (rows.loc[rows["metric"] == metric, "value"] for metric in metrics)
+        return next((float(values.iloc[0]) for values in columns if len(values)), None)
 
     def _figures(self, name: str, label: str, seeds: Iterable[int]) -> dict[str, Any]:
         """Return the medians over processes: of a step in ns, of the peak memory and of the energy of a step."""
         wanted = {"ns": schema.TIMES, "peak_bytes": ["peak_allocated"], "joules": schema.ENERGIES[1:]}
         values = {key: [self._value(name, seed, label, metrics) for seed in seeds] for key, metrics in wanted.items()}
-        measured = {key: [value for value in each if value is not None] for key, each in values.items()}
-        return {key: statistics.median(each) if each else None for key, each in measured.items()}
+        measured = {key: [value for value in column if value is not None] for key, column in values.items()}
+        return {key: statistics.median(column) if column else None for key, column in measured.items()}
 
     # --- the program as it is ----------------------------------------------------------------------------------------
 
@@ -182,11 +196,19 @@ class _Screening:
             f"plan: 2 processes to look at the program, {_SEEDS} as it is, up to {_PROCESSES} of each of"
             f" {len(self._changes)} changes, {self._in_pairs} in pairs of the best; budget {self._tried.budget_s:g} s"
         )
+        if not self._tried.parts:
+            # A run that was killed may have lost what the look showed; its files are read again.
+            for entry in self._session.manifest.jobs:
+                if f"/try/{_LOOK}-" in entry.folder:
+                    self._session.manifest = self._session.manifest.without_job(entry.folder)
         entry = self._run(_LOOK, self._a, 0, watch=True)
         self._uses: Mapping[str, Any] = {}
         if (observation := self._observation(entry)) is not None:
             self._uses, self._places = observation.uses, observation.places
-            self._record(written=tuple(observation.written), is_deterministic=bool(self._uses.get("is_deterministic")))
+            written = tuple(visible_line(path)[:300] for path in observation.written[:_MOST_NOTED])
+            self._record(written=written, is_deterministic=bool(self._uses.get("is_deterministic")))
+            for text in [*(f"written outside of the folder: {path}" for path in written), *observation.errors]:
+                self._listener.message(visible_line(text)[:300])
         time_ns = self._value(_LOOK, 0, "A", schema.TIMES)
         if entry.status is not Status.OK or time_ns is None or "device" not in self._uses:
             is_unseen = not entry.reason or f"the change {program_copy.OBSERVER.stem} reached nothing" in entry.reason
@@ -246,6 +268,11 @@ class _Screening:
         wanted_s = (_SEEDS + count + self._in_pairs) * first.seconds
         seeds = _SEEDS if self._spent_s + wanted_s <= self._tried.budget_s else _FEWER_SEEDS
         entries = {0: first, **{seed: self._run("unchanged", self._a, seed) for seed in range(1, seeds)}}
+        failed = [entry for entry in entries.values() if entry.status is not Status.OK]
+        entries = {seed: entry for seed, entry in entries.items() if entry.status is Status.OK}
+        if len(entries) < _FEWEST_UNCHANGED:
+            self._leave_out(self._changes, f"the unchanged program failed: {failed[0].reason}")
+            return
         observations = {seed: self._observation(entry) for seed, entry in entries.items()}
         self._unchanged = {seed: observation for seed, observation in observations.items() if observation is not None}
         self._process_s = statistics.median(entry.seconds for entry in entries.values())
@@ -313,11 +340,14 @@ class _Screening:
                 break
         compared = losses.compare(observed, self._unchanged)
         fields = {**figures, "processes": seed + 1, "seconds": entry.seconds, "loss": compared.text}
-        fields["place"] = self._places.get(at, "")
-        gain = 1 - figures["ns"] / unchanged_ns
+        before, at = ("before ", "module") if at == "before" else ("", at)
+        fields["place"] = f"{before}{place}" if (place := self._places.get(at)) else ""
+        step_ns: float = figures["ns"] or math.inf
+        gain = 1 - step_ns / unchanged_ns
         if not (time_ns and time_ns < fastest_ns and gain >= _LEAST_GAIN):
-            low, high = (f"{step_ns / 1e6:.3g}" for step_ns in (fastest_ns, max(self._times)))
-            self._decide(name, TryOutcome.NO_GAIN, f"a step of unchanged processes took {low} to {high} ms", **fields)
+            took, low, high = (f"{ns / 1e6:.3g}" for ns in (time_ns or 0.0, fastest_ns, max(self._times)))
+            what = f"a step took {took} ms in a process, and {low} to {high} ms in unchanged ones"
+            self._decide(name, TryOutcome.NO_GAIN, what, **fields)
         elif compared.harm:
             self._decide(name, TryOutcome.REFUSED, compared.harm, **fields)
         else:
@@ -361,9 +391,8 @@ class _Screening:
             self._a, side = (_with_steps(each, self._steps) for each in (self._a, side))
             assert self._session.both is not None
             self._session.both = (self._a, side)
-        settings = self._session.manifest.ab
-        assert settings is not None
-        self._session.exchange_b(side, pairs=settings.pairs if chosen else 0)
+        self._record(chosen=tuple(candidate.change.name for candidate in chosen))
+        self._session.exchange_b(side, pairs=self._tried.pairs if chosen else 0)
         self._session.save_sides()
 
 

@@ -62,7 +62,9 @@ def main(args: argparse.Namespace) -> int:
     if args.pairs > arguments.MOST_PAIRS:
         what = f"{args.pairs} pairs are too many for an exact test."
         raise ConfigError("--pairs", what, f"Ask for at most {arguments.MOST_PAIRS}.")
-    named = dict(_read_specs(args))
+    specs = list(_read_specs(args))
+    if len(named := dict(specs)) < len(specs):
+        raise ConfigError("--change", "names two changes alike.", "Give each its name.")
     request = sides.for_pairs(_load(args, ()))
     a = sides.create("A", (), _load(args, ()))
     candidates = [sides.create("B", [spec], _load(args, sides.overrides([spec]))) for spec in named.values()]
@@ -72,7 +74,7 @@ def main(args: argparse.Namespace) -> int:
         pairs=args.pairs,
         seed=random.SystemRandom().randrange(2**31) if args.seed is None else args.seed,
         profiler="torch",
-        tried=TryEntry(args.budget, changes=changes),
+        tried=TryEntry(args.budget, args.pairs, changes=changes),
     )
     words = ["profpipe", *args.words, "--", *(request.secrets.get(word, word) for word in args.words_after_dashes)]
     run = session.create(request, words, (a, replace(a, label="B")), settings, candidates)
@@ -96,7 +98,7 @@ def _read_specs(args: argparse.Namespace) -> Iterator[tuple[str, Any]]:
     for text in args.change:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier() or name in names:
-            what = f"{text!r} is not NAME=SPEC with a name of its own."
+            what = f"{text!r} is not NAME=SPEC with a new name of letters, digits and '_'."
             raise ConfigError("--change", what, "For example: --change threads=env:OMP_NUM_THREADS=1")
         yield name, Spec.parse(f"change:{value}" if value.endswith(".py") else value, "--change")
 
@@ -125,4 +127,5 @@ def _describe(name: str, side: PairSide) -> TriedChange:
     path = sides.find_change(spec)
     file = plugins.load_module(Path(path)) if path else None
     code = getattr(file, "CODE", "") or spec.published
+    code = f"export {spec.published.partition(':')[2]}" if spec.kind is sides.SpecKind.ENV else code
     return TriedChange(name, code=str(code), alters_numerics=bool(getattr(file, "ALTERS_NUMERICS", True)))

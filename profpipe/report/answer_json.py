@@ -89,6 +89,7 @@ def select_report(
                  for i, text in enumerate(said)]  # fmt: skip
         more = {key: full[key] for key in ("gate", "counts", "exit_code")}
         if "tried" in full:
+            more |= {key: full["tried"][key] for key in ("chosen", "loss", "harm")}
             more["changes"] = [_select(change, _CHANGE) for change in full["tried"]["changes"]]
         return _document("ab", run, document, headline_findings, full["warnings"], _sort_judged(full["cases"]), more)
     by_rank: list[tuple[int, dict[str, Any]]] = []

@@ -228,6 +228,8 @@ class TryOutcome(str, Enum):
 
     PLANNED = "planned"
     KEPT = "kept"
+    #: Its gain may be chance.
+    UNDECIDED = "undecided"
     NO_GAIN = "no gain"
     #: Another change of its kind is faster, or the combination without it is.
     REPLACED = "replaced"
@@ -269,6 +271,9 @@ class TryEntry:
     """
 
     budget_s: float = 600.0
+    #: Pairs of the combination, and the changes of which it is made.
+    pairs: int = 8
+    chosen: tuple[str, ...] = ()
     unchanged: TriedChange = TriedChange()
     changes: tuple[TriedChange, ...] = ()
     parts: Mapping[str, float] = field(default_factory=dict)

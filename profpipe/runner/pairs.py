@@ -381,7 +381,8 @@ class Pairs:
 
     def _merge_tried(self, stored: Tables, fresh: Tables, job: Job) -> Tables:
         """Return the stored rows with the times of a process of `profpipe try`. If a change fails, the case has not."""
-        self._session.profile.append(fresh)
+        if f"{schema.TRY_PREFIX}look " in f"{job.label} ":
+            self._session.profile.append(fresh)
         wanted = [*schema.TIMES, *schema.ENERGIES, "peak_allocated"] if job.profiler == "plain" else []
         numbers = fresh.metrics[fresh.metrics["metric"].isin(wanted) & (fresh.metrics["subject"] == "")]
         earlier = (stored.metrics["subject"] == job.label) & (stored.metrics["profiler"] == job.profiler)

@@ -30,8 +30,9 @@ def headline(findings: PairFindings, run: Manifest) -> doc.Section:
 
 
 def kept(tried: TryEntry) -> Sequence[TriedChange]:
-    """Return the changes of the combination."""
-    return [change for change in tried.changes if change.outcome is TryOutcome.KEPT]
+    """Return the changes of the combination; while changes are tried, those that are kept so far."""
+    chosen = tried.chosen or [change.name for change in tried.changes if change.outcome is TryOutcome.KEPT]
+    return [change for change in tried.changes if change.name in chosen]
 
 
 def _judged(findings: PairFindings) -> Change | None:
@@ -67,7 +68,7 @@ def _write_lines(findings: PairFindings, tried: TryEntry) -> Iterator[str]:
     case = _judged(findings)
     if case is not None and case.verdict is Verdict.FASTER and not tried.harm:
         for change in kept(tried):
-            yield f"{change.place or 'first'}: {change.code}"
+            yield f"{change.place}: {change.code}" if change.place else change.code
 
 
 def _facts(findings: PairFindings, run: Manifest, settings: PairsEntry, tried: TryEntry) -> Iterator[doc.Text]:
