@@ -85,7 +85,7 @@ def judge_losses(session: Session) -> None:
     of_a, of_b = (dict(_observe_pairs(session, side, settings.pairs)) for side in "AB")
     compared = losses.compare(of_b, of_a)
     findings = pairs.analyze(session.data, session.manifest)
-    verdict = next((case.verdict for case in findings.cases if case.judgement), Verdict.INCONCLUSIVE)
+    verdict = next((case.judgement.verdict for case in findings.cases if case.judgement), Verdict.INCONCLUSIVE)
     judged = {Verdict.FASTER: TryOutcome.KEPT, Verdict.INCONCLUSIVE: TryOutcome.UNDECIDED}
     outcome = TryOutcome.REFUSED if compared.harm else judged.get(verdict, TryOutcome.NO_GAIN)
     reason = compared.harm or ("" if outcome is TryOutcome.KEPT else f"the pairs say: {verdict}")
