@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Any, NoReturn, Protocol, cast
 
 from profpipe import __version__, errors, masking, stdio
 from profpipe.errors import ProfpipeError
@@ -66,8 +66,19 @@ class _CommandParser(argparse.ArgumentParser):
             self.set_defaults(command=module)
             self.command = ""
             # Files may stand on both sides of an option. This parses twice, by way of this function.
-            return super().parse_known_intermixed_args(args, namespace)
+            parsed, unknown = super().parse_known_intermixed_args(args, namespace)
+            if unknown:
+                self._refuse(unknown)
+            return parsed, unknown
         return super().parse_known_args(args, namespace)
+
+    def _refuse(self, words: Sequence[str]) -> NoReturn:
+        """End with what is wrong: the first unknown option, else the first word too many."""
+        option = next((word.partition("=")[0] for word in words if word.startswith("-")), "")
+        remedy = errors.did_you_mean(option, self._option_string_actions)
+        if not remedy.startswith("Did you mean"):
+            remedy = f"`{self.prog} --help` lists the options."
+        self.error(f"unknown option '{option}'. {remedy}" if option else f"'{words[0]}' is one word too many. {remedy}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,7 +95,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     masking.forget()
     masking.remember(masking.secrets_of_environment(os.environ))
     with stdio.mask_output():
-        args = _build_parser().parse_args(words)
+        parser = _build_parser()
+        command = _find_command(words)
+        if command and command not in (*COMMANDS, *_INTERNAL):
+            parser.error(f"unknown command '{command}'. {errors.did_you_mean(command, COMMANDS)}")
+        args = parser.parse_args(words)
     args.words, args.words_after_dashes = words, program
     # A command takes options of sbatch out of it.
     args.program = program
@@ -99,6 +114,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return errors.SOME_FAILED
 
 
+def _find_command(argv: Sequence[str]) -> str:
+    return next((word for word in argv if not word.startswith("-")), "")
+
+
 def _split_program(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str] | None]:
     """Return the words before ``--`` and those after it; None where there is no ``--``.
 
@@ -106,7 +125,7 @@ def _split_program(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str] | 
     before the program or alone. ``compare`` refuses any. A program without ``--`` is recognised too: ``profpipe run
     python train.py``.
     """
-    command = next((word for word in argv if not word.startswith("-")), "")
+    command = _find_command(argv)
     if command not in ("run", "ab", "resume", "compare"):
         return argv, None
     if "--" in argv:

@@ -97,6 +97,41 @@ def test_a_wrong_name_in_a_list_is_named_with_the_nearest_word(project):
     assert done.returncode == 2 and "-w: unknown name 'sumz'. Did you mean 'sums'?" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["rnu"], "unknown command 'rnu'. Did you mean 'run'?"),
+        (["benchmark"], "unknown command 'benchmark'. Known: ab, collect,"),
+        (["run", "--profilr", "plain"], "profpipe run: error: unknown option '--profilr'. Did you mean '--profiler'?"),
+        (["run", "--jsn=full", "-p", "plain"], "unknown option '--jsn'. Did you mean '--json'?"),
+        (["ingest", "--zzzz", "a"], "unknown option '--zzzz'. `profpipe ingest --help` lists the options."),
+        (["report", "a", "b"], "'b' is one word too many."),
+        (["run", "atention"], "atention: No such file or directory. Did you mean 'attention'?"),
+        (["report", "latst"], "latst: is not the folder of a run. Did you mean 'latest'?"),
+    ],
+)
+def test_a_misspelt_word_is_named_with_the_nearest_one(tmp_path, monkeypatch, capsys, words, answer):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out" / "latest").mkdir(parents=True)
+    try:
+        assert cli.main(words) == 2
+    except SystemExit as ended:
+        assert ended.code == 2
+    error = capsys.readouterr().err
+    assert answer in error and "task" not in error
+
+
+def test_the_help_of_ingest_names_the_formats_and_an_unknown_file_the_help(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["ingest", "--help"])
+    text = capsys.readouterr().out
+    assert all(name in text for name in ("Nsight Systems", "Nsight Compute", "rocprof", "torch.profiler", ".ncu-rep"))
+    (tmp_path / "notes.txt").write_text("hello\n")
+    assert cli.main(["ingest", str(tmp_path / "notes.txt")]) == 1
+    expected = "notes.txt: is in no format that profpipe reads. `profpipe ingest --help` names the formats.\n"
+    assert capsys.readouterr().err.endswith(expected)
+
+
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_the_help_of_each_command_has_examples(command, capsys):
     with pytest.raises(SystemExit) as ended:

@@ -26,7 +26,15 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   profpipe ingest capture.nsys-rep                       # print what the file holds
   profpipe ingest *.sqlite report.ncu-rep --out tables   # tables and SUMMARY.md in tables/
-  profpipe ingest capture.sqlite --step-range 'train_step.*' --out tables"""
+  profpipe ingest capture.sqlite --step-range 'train_step.*' --out tables
+
+reads:
+  Nsight Systems   SQLite exports, Parquet directories, nsys stats as CSV or text; .nsys-rep and .qdrep where nsys is
+  Nsight Compute   .ncu-rep, CSV of the raw and the details page, the text page
+  rocprof          v1: CSV, JSON, database; v2: CSV; v3: CSV, JSON, rocpd
+  torch.profiler   Chrome traces, .json and .json.gz
+  jax.profiler     .trace.json.gz of GPUs
+docs/ingest.md has more. A file in parsers/ beside a pipeline file adds a format."""
 
 #: A report of gigabytes takes minutes to export.
 _EXPORT_S = 3600.0
