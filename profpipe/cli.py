@@ -38,7 +38,10 @@ _INTERNAL = ("task",)
 
 
 class Subcommand(Protocol):
-    """A module of ``profpipe.commands``. ``EXAMPLES`` are shown by ``--help``."""
+    """A module of ``profpipe.commands``. ``EXAMPLES`` are shown by ``--help``.
+
+    One with many options names those that ``--help`` shows in ``USUAL``; ``--help-all`` shows all.
+    """
 
     EXAMPLES: str
 
@@ -63,6 +66,7 @@ class _CommandParser(argparse.ArgumentParser):
             module = _module(self.command)
             self.epilog = f"examples:\n{module.EXAMPLES}"
             module.add_arguments(self)
+            self._hide_rare_options(getattr(module, "USUAL", ()), args)
             self.set_defaults(command=module)
             self.command = ""
             # Files may stand on both sides of an option. This parses twice, by way of this function.
@@ -71,6 +75,14 @@ class _CommandParser(argparse.ArgumentParser):
                 self._refuse(unknown)
             return parsed, unknown
         return super().parse_known_args(args, namespace)
+
+    def _hide_rare_options(self, usual: Sequence[str], args: Sequence[str]) -> None:
+        """Leave options that are not ``usual`` out of `--help`, if any are named."""
+        if usual:
+            self.add_argument("--help-all", action="help", help="show all options and exit")
+        for action in self._actions if usual and "--help-all" not in args else ():
+            if action.option_strings and not {*action.option_strings} & {*usual, "--help", "--help-all"}:
+                action.help = argparse.SUPPRESS
 
     def _refuse(self, words: Sequence[str]) -> NoReturn:
         """End with what is wrong: the first unknown option, else the first word too many."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -119,6 +120,27 @@ def test_a_misspelt_word_is_named_with_the_nearest_one(tmp_path, monkeypatch, ca
         assert ended.code == 2
     error = capsys.readouterr().err
     assert answer in error and "task" not in error
+
+
+@pytest.mark.parametrize(("command", "rare"), [("run", "--ncu-all"), ("ab", "--junit")])
+def test_help_shows_ten_options_and_help_all_shows_every_one(command, rare, capsys):
+    texts = []
+    for option in ("--help", "--help-all"):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([command, option])
+        assert ended.value.code == 0
+        texts.append(capsys.readouterr().out)
+    shown, complete = (re.findall(r"^  (-[^ ,]+)", text.partition("examples:")[0], re.MULTILINE) for text in texts)
+    assert len(shown) == 12 and {"-h", "--help-all"} < set(shown)
+    assert rare in complete and rare not in shown and set(shown) < set(complete)
+
+
+def test_the_options_that_1_0_renamed_are_still_read():
+    parse = cli._build_parser().parse_args
+    assert parse(["run", "--captures", "3"]).captures == parse(["run", "--case-processes", "3"]).captures == 3
+    for command in (["ab"], ["compare", "a", "b"]):
+        for words, file in ((["--json", "v.json"], "v.json"), (["--json-file", "v.json"], "v.json"), (["--json"], "-")):
+            assert parse([*command, *words]).json == file
 
 
 def test_the_help_of_ingest_names_the_formats_and_an_unknown_file_the_help(tmp_path, capsys):

@@ -88,8 +88,11 @@ def add_csv(parser: argparse.ArgumentParser) -> None:
 
 
 def add_json_file(parser: argparse.ArgumentParser) -> None:
-    text = "write all results as one JSON object; without FILE, print the answer (at most 8 kB)"
+    # Until 1.0 only `--json FILE` wrote a file.
+    text = "print the answer as one JSON object of at most 8 kB; with FILE as --json-file"
     parser.add_argument("--json", nargs="?", const=STDOUT, type=_json_file, metavar="FILE", help=text)
+    text = "write all results as one JSON object"
+    parser.add_argument("--json-file", dest="json", type=_json_file, metavar="FILE", help=text)
     _add_full_json(parser)
 
 

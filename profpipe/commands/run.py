@@ -18,7 +18,7 @@ EXAMPLES = """\
   profpipe run -w attention -p plain,nsys                   # one workload under two profilers
   profpipe run accuracy                                     # a study of `profpipe list studies`
   profpipe run study.yaml --set seqlen=1024,4096 --set repeats=50
-  profpipe run --captures 5                                 # five processes of each case: times with their spread
+  profpipe run --case-processes 5                           # five processes of each case: times with their spread
   profpipe run --gpus 2                                     # cases side by side, one on each of two GPUs
   profpipe run --dry-run                                    # print how long it takes and the commands, run nothing
   profpipe run --budget 10m                                 # what fits into ten minutes
@@ -36,12 +36,18 @@ a program as it is, without a pipeline file; the run's folder gets one that repe
   profpipe run --env DATA_DIR=/data --env HF_TOKEN -- torchrun --nproc-per-node 2 train.py"""
 
 
+USUAL = ("-w", "-p", "--set", "--measure-steps", "--stop", "--dry-run", "--budget", "--json", "--quiet", "--out")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_pipeline(parser, "profpipe run")
     parser.usage = f"{parser.usage}\n       profpipe run --slurm [OPTIONS] [PIPELINE] [-- SBATCH OPTIONS]"
     parser.add_argument("-p", "--profiler", help="only these profilers (repeatable)", **arguments.NAMES)
+    # The name of this option until 1.0; `ab --captures` is something else.
+    parser.add_argument("--captures", type=arguments.positive_count, help=argparse.SUPPRESS)
     parser.add_argument(
-        "--captures",
+        "--case-processes",
+        dest="captures",
         type=arguments.positive_count,
         metavar="N",
         help="processes of each case under plain, interleaved over the cases; the time is the median of the processes",
