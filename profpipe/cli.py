@@ -31,6 +31,7 @@ COMMANDS = {
     "doctor": "check which tools work on this machine, and how to fix the others",
     "list": "list the workloads of a pipeline and their cases",
     "schema": "print the JSON schema of a pipeline file",
+    "completion": "print the completion of commands and options for a shell",
 }
 
 #: Commands that only batch scripts of profpipe start. `--help` leaves them out.
@@ -61,14 +62,17 @@ class _CommandParser(argparse.ArgumentParser):
 
     command = ""
 
+    def load(self, args: Sequence[str]) -> None:
+        """Add the options of the command, which ``args`` follow."""
+        module, self.command = _module(self.command), ""
+        self.epilog = f"examples:\n{module.EXAMPLES}"
+        module.add_arguments(self)
+        self._hide_rare_options(getattr(module, "USUAL", ()), args)
+        self.set_defaults(command=module)
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         if self.command:
-            module = _module(self.command)
-            self.epilog = f"examples:\n{module.EXAMPLES}"
-            module.add_arguments(self)
-            self._hide_rare_options(getattr(module, "USUAL", ()), args)
-            self.set_defaults(command=module)
-            self.command = ""
+            self.load(args)
             # Files may stand on both sides of an option. This parses twice, by way of this function.
             parsed, unknown = super().parse_known_intermixed_args(args, namespace)
             if unknown:
@@ -112,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if command and command not in (*COMMANDS, *_INTERNAL):
             parser.error(f"unknown command '{command}'. {errors.did_you_mean(command, COMMANDS)}")
         args = parser.parse_args(words)
-    args.words, args.words_after_dashes = words, program
+    args.words, args.words_after_dashes, args.parser = words, program, parser
     # A command takes options of sbatch out of it.
     args.program = program
     with stdio.mask_output() if _only_prints(args) else stdio.ignore_output_errors():
@@ -168,7 +172,7 @@ def _find_program(argv: Sequence[str], command: str) -> int | None:
 def _only_prints(args: argparse.Namespace) -> bool:
     """Return True if the command leaves no file and its exit code has no meaning beyond its output."""
     match args.command.__name__.rpartition(".")[2]:
-        case "history" | "list" | "schema":
+        case "completion" | "history" | "list" | "schema":
             return True
         case "compare":
             return args.gate is None and args.html is None and args.json in (None, "-", "--json=full")

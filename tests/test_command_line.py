@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -141,6 +142,85 @@ def test_the_options_that_1_0_renamed_are_still_read():
     for command in (["ab"], ["compare", "a", "b"]):
         for words, file in ((["--json", "v.json"], "v.json"), (["--json-file", "v.json"], "v.json"), (["--json"], "-")):
             assert parse([*command, *words]).json == file
+
+
+def complete(folder, *words):
+    """Return what bash offers for the last of ``words``."""
+    quoted = " ".join(f"'{word}'" for word in ("profpipe", *words))
+    script = f"source ./c.bash; COMP_WORDS=({quoted}); COMP_CWORD={len(words)}; _shtab_profpipe; echo ${{COMPREPLY[@]}}"
+    done = subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, encoding="utf-8", check=True)
+    return done.stdout.split()
+
+
+def test_the_shell_completes_commands_options_and_files(tmp_path, capsys):
+    assert cli.main(["completion", "bash"]) == 0
+    (tmp_path / "c.bash").write_text(capsys.readouterr().out)
+    assert complete(tmp_path, "re") == ["resume", "report"]
+    assert complete(tmp_path, "t") == ["trace"]  # `task` is for batch scripts
+    assert complete(tmp_path, "run", "--warm") == ["--warmup-steps"]
+    assert complete(tmp_path, "ab", "--profiler", "n") == ["nsys", "none"]
+    assert complete(tmp_path, "ingest", "c.") == ["c.bash"]
+    assert cli.main(["completion", "zsh"]) == 0
+    text = capsys.readouterr().out
+    assert "--warmup-steps" in text and "=full" not in text
+
+
+def test_a_missing_shtab_is_one_sentence(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert cli.main(["completion", "bash"]) == 3
+    assert capsys.readouterr().err == "profpipe: shtab is not installed: pip install 'profpipe[completion]'\n"
+
+
+def test_the_help_of_the_program_does_not_wait_for_modules(project):
+    """0.3 s on an idle machine: nothing that takes longer than argparse is imported."""
+    code = "import sys; from profpipe import cli\ntry: cli.main(['--help'])\nfinally: print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", cwd=ROOT)
+    loaded = {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split()}
+    assert not loaded & {"pandas", "numpy", "pydantic", "yaml", "rich", "shtab", "tomllib"}
+
+
+def test_open_opens_the_page_of_the_report(project, monkeypatch, capsys):
+    monkeypatch.chdir(project)
+    opened, works = [], iter([True, False])
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or next(works))
+    recording = str(ROOT / "tests/data/nsys-2025.3.1/attention/attn_h200.sqlite")
+    for warning in ("", "profpipe: --open: no browser was started. Open read/report.html.\n"):
+        assert cli.main(["ingest", recording, "--out", "read", "--open"]) == 0
+        assert capsys.readouterr().err == warning
+    assert opened == [(project / "read" / "report.html").as_uri()] * 2
+    assert cli.main(["ingest", recording, "--open"]) == 2
+    for other in ("--quiet", "--json"):
+        with pytest.raises(SystemExit):
+            cli.main(["ingest", recording, "--out", "read", "--open", other])
+
+
+def test_pyproject_has_defaults_for_options(project):
+    (project / "pyproject.toml").write_text('[tool.profpipe]\nout = "kept"\nprofilers = ["plain"]\n')
+    done = profpipe(project, "run", "-w", "other", "--quiet")
+    assert done.returncode == 0 and done.stdout.startswith("kept/"), done.stderr
+    assert profpipe(project, "run", "-w", "other", "--quiet", "--out", "o").stdout.startswith("o/")
+    assert "under nsys" in profpipe(project, "run", "-p", "nsys", "--dry-run").stdout
+    assert profpipe(project, "report", "latest", "-q").stdout.startswith("kept/")
+    # A results folder is data.
+    (project / "kept" / "latest" / "pyproject.toml").write_text("[tool.profpipe]\nout = 3\n")
+    assert "out/profpipe.db: does not exist yet" in profpipe(project / "kept" / "latest", "history").stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("out = 3", "pyproject.toml: tool.profpipe.out: is not a folder in quotes (got 3)."),
+        ("profilers = 'plain'", "pyproject.toml: tool.profpipe.profilers: is not a list of names (got 'plain')."),
+        ("profiler = []", "pyproject.toml: tool.profpipe: unknown key 'profiler'. Did you mean 'profilers'?"),
+        ("out = ", "pyproject.toml: "),
+        ("profilers = [1]", "pyproject.toml: tool.profpipe.profilers: is not a list of names (got [1])."),
+        ("profilers = ['plan']", "-p: unknown name 'plan'. Did you mean 'plain'?"),
+    ],
+)
+def test_a_mistake_in_pyproject_is_refused(project, text, answer):
+    (project / "pyproject.toml").write_text(f"[tool.profpipe]\n{text}\n")
+    done = profpipe(project, "run", "--dry-run")
+    assert done.returncode == 2 and answer in done.stderr and "Traceback" not in done.stderr
 
 
 def test_the_help_of_ingest_names_the_formats_and_an_unknown_file_the_help(tmp_path, capsys):

@@ -59,6 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     if args.quiet and args.out is None:
         raise ConfigError("--quiet", "prints only the path of SUMMARY.md, and none is written.", "Add --out DIR.")
+    if args.open and args.out is None:
+        raise ConfigError("--open", "opens the report, and none is written.", "Add --out DIR.")
     return read_files(args.files, args.out, args.step_range or "", csv=args.csv, shown=args)
 
 

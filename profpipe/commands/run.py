@@ -79,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dry-run", action="store_true", help="print every job with its time and its exact command, run nothing"
     )
     parser.add_argument("--slurm", action="store_true", help="submit the cases to a Slurm cluster as one array")
+    parser.set_defaults(project_profilers=arguments.read_project(parser).get("profilers", []))
     arguments.add_wait(parser, "with --slurm")
     arguments.add_output_format(parser)
     arguments.add_verbose(parser)
@@ -88,6 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from profpipe.config import loader, program
 
+    args.profiler = args.profiler or args.project_profilers
     options_of_sbatch = arguments.read_slurm(args)
     arguments.check_program(args, "profpipe run")
     if args.gpus == "all":
