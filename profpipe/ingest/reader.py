@@ -78,7 +78,7 @@ def choose(path: Path, parsers: Sequence[ModuleType]) -> ModuleType:
     with path.open("rb") as stream:
         head = stream.read(8)
     if unpack := next((tool for magic, tool in _COMPRESSED.items() if head.startswith(magic)), None):
-        remedy = f"profpipe reads only CSV files and torch traces compressed. Unpack it: {unpack} {path.name}"
+        remedy = f"profpipe reads CSV, JSON and SQLite compressed by gzip. Unpack this: {unpack} {path.name}"
         raise UnreadableFile(path, "is compressed", remedy)
     raise UnreadableFile(path, "is in no format that profpipe reads", "`profpipe ingest --help` names the formats.")
 
