@@ -451,6 +451,7 @@ def test_no_message_is_one_of_pydantic(tmp_path, value):
         (MINIMAL + "    timing:\n      seed: 1\n      rounds: 0\n", (), ":9: workloads.attention.timing.rounds: "),
         (MINIMAL + "tables:\n  - {title: a, rows: n, value: time}\n  - {rows: n}\n", (), ":9: tables.1.title: "),
         (MINIMAL + "    env:\n      A: '${NOT_SET}'\n", (), ":8: workloads.attention.env.A: "),
+        (MINIMAL + "on: 3\n", (), ": 1: is no name (got True). Put it in quotes: YAML reads on, off, yes"),
         (MINIMAL + "name: \x07\n", (), ":7: is not YAML: the character U+0007 is not allowed."),
         # The file does not have the wrong value.
         (MINIMAL + "    repeats: 3\n", ("repeats=0",), ": workloads.attention.repeats: "),

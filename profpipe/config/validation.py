@@ -45,6 +45,7 @@ _PLAIN_WORDS: Final = {
     "less_than": ("must be below {lt:g}", ""),
     "less_than_equal": ("must be at most {le:g}", ""),
     "string_too_short": ("is empty", ""),
+    "invalid_key": ("is no name", "Put it in quotes: YAML reads on, off, yes and no as true and false."),
     "too_short": ("is empty", ""),
     "string_pattern_mismatch": (
         "is no name",
