@@ -31,6 +31,7 @@ COMMANDS = {
     "doctor": "check which tools work on this machine, and how to fix the others",
     "list": "list the workloads of a pipeline and their cases",
     "schema": "print the JSON schema of a pipeline file",
+    "skill": "print how an agent uses profpipe, as a skill file",
     "completion": "print the completion of commands and options for a shell",
 }
 
@@ -172,7 +173,7 @@ def _find_program(argv: Sequence[str], command: str) -> int | None:
 def _only_prints(args: argparse.Namespace) -> bool:
     """Return True if the command leaves no file and its exit code has no meaning beyond its output."""
     match args.command.__name__.rpartition(".")[2]:
-        case "completion" | "history" | "list" | "schema":
+        case "completion" | "history" | "list" | "schema" | "skill":
             return True
         case "compare":
             return args.gate is None and args.html is None and args.json in (None, "-", "--json=full")

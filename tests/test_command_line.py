@@ -3,12 +3,14 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import forked
 import pytest
+import yaml
 
 from profpipe import cli
 
@@ -221,6 +223,20 @@ def test_a_mistake_in_pyproject_is_refused(project, text, answer):
     (project / "pyproject.toml").write_text(f"[tool.profpipe]\n{text}\n")
     done = profpipe(project, "run", "--dry-run")
     assert done.returncode == 2 and answer in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_skill_file_names_commands_that_exist(capsys):
+    assert cli.main(["skill"]) == 0
+    text = capsys.readouterr().out
+    head = yaml.safe_load(text.split("---")[1])
+    assert head["name"] == "profpipe" and len(head["description"]) < 1024
+    lines = re.findall(r"`(profpipe [^`]+)`", text)
+    assert len(lines) > 12 and len(text.splitlines()) < 80
+    for line in lines:
+        words, program = cli._split_program(shlex.split(line)[1:])
+        args = cli._build_parser().parse_args(words)
+        assert (program is not None) == ("python" in line), line
+        assert args.command.__name__.endswith(words[0])
 
 
 def test_the_help_of_ingest_names_the_formats_and_an_unknown_file_the_help(tmp_path, capsys):
