@@ -31,7 +31,10 @@ def add_out(parser: argparse.ArgumentParser) -> None:
 
 
 #: The keys of ``[tool.profpipe]``, and what their values are.
-_PROJECT: Final = {"out": (str, "a folder in quotes"), "profilers": (list, "a list of names")}
+_PROJECT: Final[dict[str, tuple[type, str]]] = {
+    "out": (str, "a folder in quotes"),
+    "profilers": (list, "a list of names"),
+}
 
 
 def read_project(parser: argparse.ArgumentParser) -> dict[str, Any]:
@@ -50,7 +53,7 @@ def read_project(parser: argparse.ArgumentParser) -> dict[str, Any]:
     for key, value in settings.items():
         if key not in _PROJECT:
             parser.error(f"{file}: tool.profpipe: unknown key '{key}'. {did_you_mean(key, _PROJECT)}")
-        if not isinstance(value, _PROJECT[key][0]) or not all(isinstance(part, str) for part in value):
+        if type(value) is not _PROJECT[key][0] or not all(isinstance(part, str) for part in settings[key]):
             parser.error(f"{file}: tool.profpipe.{key}: is not {_PROJECT[key][1]} (got {value!r}).")
     return settings
 
