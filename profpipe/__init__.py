@@ -6,7 +6,7 @@ A program marks its work with ``from profpipe import step, steps, annotate``, wi
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 __all__ = ["annotate", "compare", "read", "step", "steps"]
 

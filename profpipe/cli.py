@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Any, NoReturn, Protocol, cast
 
 from profpipe import __version__, errors, masking, stdio
 from profpipe.errors import ProfpipeError
@@ -32,6 +32,8 @@ COMMANDS = {
     "doctor": "check which tools work on this machine, and how to fix the others",
     "list": "list the workloads of a pipeline and their cases",
     "schema": "print the JSON schema of a pipeline file",
+    "skill": "print how an agent uses profpipe, as a skill file",
+    "completion": "print the completion of commands and options for a shell",
 }
 
 #: Commands that only batch scripts of profpipe start. `--help` leaves them out.
@@ -39,7 +41,10 @@ _INTERNAL = ("task",)
 
 
 class Subcommand(Protocol):
-    """A module of ``profpipe.commands``. ``EXAMPLES`` are shown by ``--help``."""
+    """A module of ``profpipe.commands``. ``EXAMPLES`` are shown by ``--help``.
+
+    One with many options names those that ``--help`` shows in ``USUAL``; ``--help-all`` shows all.
+    """
 
     EXAMPLES: str
 
@@ -59,16 +64,39 @@ class _CommandParser(argparse.ArgumentParser):
 
     command = ""
 
+    def load(self, args: Sequence[str]) -> None:
+        """Add the options of the command, which ``args`` follow."""
+        module, self.command = _module(self.command), ""
+        self.epilog = f"examples:\n{module.EXAMPLES}"
+        module.add_arguments(self)
+        self._hide_rare_options(getattr(module, "USUAL", ()), args)
+        self.set_defaults(command=module)
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         if self.command:
-            module = _module(self.command)
-            self.epilog = f"examples:\n{module.EXAMPLES}"
-            module.add_arguments(self)
-            self.set_defaults(command=module)
-            self.command = ""
+            self.load(args)
             # Files may stand on both sides of an option. This parses twice, by way of this function.
-            return super().parse_known_intermixed_args(args, namespace)
+            parsed, unknown = super().parse_known_intermixed_args(args, namespace)
+            if unknown:
+                self._refuse(unknown)
+            return parsed, unknown
         return super().parse_known_args(args, namespace)
+
+    def _hide_rare_options(self, usual: Sequence[str], args: Sequence[str]) -> None:
+        """Leave options that are not ``usual`` out of `--help`, if any are named."""
+        if usual:
+            self.add_argument("--help-all", action="help", help="show all options and exit")
+        for action in self._actions if usual and "--help-all" not in args else ():
+            if action.option_strings and not {*action.option_strings} & {*usual, "--help", "--help-all"}:
+                action.help = argparse.SUPPRESS
+
+    def _refuse(self, words: Sequence[str]) -> NoReturn:
+        """End with what is wrong: the first unknown option, else the first word too many."""
+        option = next((word.partition("=")[0] for word in words if word.startswith("-")), "")
+        remedy = errors.did_you_mean(option, self._option_string_actions)
+        if not remedy.startswith("Did you mean"):
+            remedy = f"`{self.prog} --help` lists the options."
+        self.error(f"unknown option '{option}'. {remedy}" if option else f"'{words[0]}' is one word too many. {remedy}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,8 +113,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     masking.forget()
     masking.remember(masking.secrets_of_environment(os.environ))
     with stdio.mask_output():
-        args = _build_parser().parse_args(words)
-    args.words, args.words_after_dashes = words, program
+        parser = _build_parser()
+        command = _find_command(words)
+        if command and command not in (*COMMANDS, *_INTERNAL):
+            parser.error(f"unknown command '{command}'. {errors.did_you_mean(command, COMMANDS)}")
+        args = parser.parse_args(words)
+    args.words, args.words_after_dashes, args.parser = words, program, parser
     # A command takes options of sbatch out of it.
     args.program = program
     with stdio.mask_output() if _only_prints(args) else stdio.ignore_output_errors():
@@ -100,6 +132,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return errors.SOME_FAILED
 
 
+def _find_command(argv: Sequence[str]) -> str:
+    return next((word for word in argv if not word.startswith("-")), "")
+
+
 def _split_program(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str] | None]:
     """Return the words before ``--`` and those after it; None where there is no ``--``.
 
@@ -107,7 +143,7 @@ def _split_program(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str] | 
     before the program or alone. ``compare`` refuses any. A program without ``--`` is recognised too: ``profpipe run
     python train.py``.
     """
-    command = next((word for word in argv if not word.startswith("-")), "")
+    command = _find_command(argv)
     if command not in ("run", "ab", "try", "resume", "compare"):
         return argv, None
     if "--" in argv:
@@ -138,7 +174,7 @@ def _find_program(argv: Sequence[str], command: str) -> int | None:
 def _only_prints(args: argparse.Namespace) -> bool:
     """Return True if the command leaves no file and its exit code has no meaning beyond its output."""
     match args.command.__name__.rpartition(".")[2]:
-        case "history" | "list" | "schema":
+        case "completion" | "history" | "list" | "schema" | "skill":
             return True
         case "compare":
             return args.gate is None and args.html is None and args.json in (None, "-", "--json=full")

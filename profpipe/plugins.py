@@ -67,8 +67,12 @@ def current_folder() -> Path | None:
     A results folder has a pipeline file too. It and what lies below it are data, whose files never run.
     """
     here = Path.cwd()
-    is_results = any((folder / "run.json").exists() for folder in (here, *here.parents))
-    return here if (here / "pipeline.yaml").is_file() and not is_results else None
+    return here if (here / "pipeline.yaml").is_file() and not is_in_results(here) else None
+
+
+def is_in_results(folder: Path) -> bool:
+    """Return True for a results folder and what lies below one: data, of which nothing runs and no settings count."""
+    return any((place / "run.json").exists() for place in (folder, *folder.parents))
 
 
 def find(kind: str, filename: str, pipeline_dir: Path | None = None) -> Path | None:

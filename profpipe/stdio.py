@@ -45,9 +45,18 @@ def visible_line(text: object) -> str:
     return visible(text).replace("\n", "<U+000A>")
 
 
+def visible_values(value: Any) -> Any:
+    """Return a document with the texts and names in it as ``visible`` shows them: an agent reads what a person sees."""
+    if isinstance(value, dict):
+        return {visible(key) if isinstance(key, str) else key: visible_values(child) for key, child in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [visible_values(child) for child in value]
+    return visible(value) if isinstance(value, str) else value
+
+
 def as_json(value: object) -> str:
-    """Return ``value`` as one line of JSON that holds no command of CI, so that it is printed as it is."""
-    return re.sub(r"(?i)(##(?:vso)?)\[", r"\1\\u005b", json.dumps(value))
+    """Return ``value`` as one line of JSON without invisible characters and commands of CI: it is printed as it is."""
+    return re.sub(r"(?i)(##(?:vso)?)\[", r"\1\\u005b", json.dumps(visible_values(value)))
 
 
 def open_closed_streams() -> None:

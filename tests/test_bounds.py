@@ -2,13 +2,18 @@
 
 import gzip
 import json
+import shutil
 import sqlite3
+import tempfile
 import time
 from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from nsys_exports import Export
 
+import profpipe
 from profpipe.config.loader import load_pipeline
 from profpipe.errors import ConfigError, UnreadableFile
 from profpipe.ingest import bounds, kernel_classes, kernel_names, reader
@@ -190,6 +195,60 @@ def test_a_zip_that_holds_far_more_than_its_size_is_refused(tmp_path, head, fill
             file.write(filling * (1 << 20))
     with pytest.raises(UnreadableFile, match="unzips to more than"):
         read(path)
+
+
+SQLITE = Path(__file__).parent / "data" / "nsys-2025.3.1" / "attention" / "attn_h200.sqlite"
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """Return the folder in which temporary files are made."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def test_a_gzipped_database_is_read_like_the_plain_one(tmp_path, temporary):
+    path = tmp_path / "attn_h200.sqlite.gz"
+    path.write_bytes(gzip.compress(SQLITE.read_bytes()))
+    packed, plain = profpipe.read(path), profpipe.read(SQLITE)
+    assert not packed.manifest.refused and packed.manifest.files[0].source == str(path)
+    times = [side.kernels[["kernel", "calls", "total_ns"]] for side in (packed, plain)]
+    assert times[0].equals(times[1])
+    assert profpipe.compare(path, SQLITE).results["cases"]
+    assert not list(temporary.iterdir())
+
+
+def write_bomb(path):
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(bounds.SQLITE_HEAD)
+        for _ in range(190):
+            file.write(bytes(1 << 20))
+
+
+@pytest.mark.parametrize(
+    ("write", "room", "why"),
+    [
+        (write_bomb, None, "it unzips to more than 1[0-9]{2} MiB"),
+        (write_bomb, 40 << 20, "it unzips to more than half of the free space of "),
+        (lambda path: path.write_bytes(gzip.compress(SQLITE.read_bytes())[:-2000]), None, "is a gzip file that is cut"),
+        (
+            lambda path: path.write_bytes(gzip.compress(bounds.SQLITE_HEAD + bytes(5000))),
+            None,
+            "no format that profpipe",
+        ),
+        (lambda path: path.write_bytes(gzip.compress(b"hello")), None, "is compressed"),
+    ],
+)
+def test_a_hostile_gzipped_database_is_refused_and_leaves_nothing(tmp_path, temporary, monkeypatch, write, room, why):
+    path = tmp_path / "bomb.sqlite.gz"
+    write(path)
+    if room:
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=room))
+    with pytest.raises(UnreadableFile, match=why) as caught:
+        profpipe.read(path)
+    assert caught.value.path == path and not list(temporary.iterdir())
 
 
 def test_a_trace_of_entries_that_are_no_events_is_refused(tmp_path, monkeypatch):

@@ -202,10 +202,10 @@ def test_every_source_file_that_the_page_names_exists(page):
 def test_the_page_of_commands_names_every_command_and_option(capsys):
     page = text_of("docs/cli.md")
     assert [name for name in cli.COMMANDS if f"`profpipe {name}" not in page] == []
-    options = {"--debug", "--setup"}
+    options = {"--debug", "--setup", "--help"}
     for command in cli.COMMANDS:
         with pytest.raises(SystemExit):
-            cli.main([command, "--help"])
+            cli.main([command, "--help-all" if command in ("run", "ab") else "--help"])
         options |= set(re.findall(r"--[a-z]+(?:-[a-z]+)*", capsys.readouterr().out.partition("examples:")[0]))
     assert set(re.findall(r"--[a-z]+(?:-[a-z]+)*", page)) == options
 

@@ -143,7 +143,8 @@ def test_an_included_name_that_the_command_never_uses_is_refused_too(tmp_path):
 @pytest.mark.parametrize(("place", "words"), [("command", "[t, '{bacth}']"), ("env", "[t]\n    env: {B: '{bacth}'}")])
 def test_a_misspelt_placeholder_is_named_instead_of_the_axis(tmp_path, place, words):
     message = refusal(tmp_path, f"    command: {words}\n    matrix: {{batch: [1, 2]}}\n")
-    assert message == f"pipeline.yaml: workloads.w.{place}: there is no parameter 'bacth'. Did you mean 'batch'?"
+    line = 5 if place == "command" else 6
+    assert message == f"pipeline.yaml:{line}: workloads.w.{place}: there is no parameter 'bacth'. Did you mean 'batch'?"
 
 
 def test_a_fixed_parameter_may_be_a_label_and_an_axis_may_be_used_in_a_variable(tmp_path):

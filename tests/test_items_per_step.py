@@ -49,7 +49,7 @@ def test_mistakes_are_refused_before_anything_runs(tmp_path, items, message):
     )
     with pytest.raises(ConfigError) as caught:
         load_pipeline(path)
-    assert "p.yaml: workloads.w.items_per_step: " in str(caught.value) and message in str(caught.value)
+    assert "p.yaml:8: workloads.w.items_per_step: " in str(caught.value) and message in str(caught.value)
 
 
 def metric(name, value, **more):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -118,6 +119,21 @@ def test_a_new_file_in_a_shipped_folder_is_in_the_next_wheel(checkout, tmp_path)
         names
     )
     assert "profpipe/parsers/mine.yaml" in names
+
+
+def test_the_version_can_be_tagged_and_the_wheel_has_it(wheel):
+    assert re.fullmatch(r"\d+\.\d+\.\d+", profpipe.__version__)
+    assert wheel.name.startswith(f"profpipe-{profpipe.__version__}-")
+    steps = (ROOT / "RELEASING.md").read_text().splitlines()
+    assert sum(bool(re.match(r"\d+\. ", line)) for line in steps) == 10
+
+
+def test_the_installed_program_prints_its_skill_file(wheel, python, tmp_path):
+    folder = tmp_path / "unpacked"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    printed = call([python, "-m", "profpipe", "skill"], tmp_path, PYTHONPATH=str(folder))
+    assert printed == (ROOT / "profpipe" / "SKILL.md").read_text(encoding="utf-8")
 
 
 def test_the_wheel_holds_every_module_of_the_engine_and_no_tests(wheel):

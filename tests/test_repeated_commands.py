@@ -83,9 +83,9 @@ def test_defaults_for_iterations_start_no_further_process_and_are_legal(tmp_path
 @pytest.mark.parametrize(
     ("line", "overrides", "message"),
     [
-        ("warmup: 3", [], "pipeline.yaml: workloads.w.warmup: has no effect on a command"),
-        ("timing: {budget_s: 1}", [], "pipeline.yaml: workloads.w.timing: has no effect on a command"),
-        ("repeats: 0", [], "pipeline.yaml: workloads.w.repeats: "),
+        ("warmup: 3", [], ": workloads.w.warmup: has no effect on a command"),
+        ("timing: {budget_s: 1}", [], ": workloads.w.timing: has no effect on a command"),
+        ("repeats: 0", [], ": workloads.w.repeats: "),
         ("repeats: 4", ["workloads.w.timing.seed=1"], "workloads.w.timing: has no effect on a command"),
     ],
 )

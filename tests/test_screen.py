@@ -48,6 +48,17 @@ def test_the_screens_are_as_recorded_and_within_the_width(name, width, monkeypat
     check_golden(f"screen-{name}-{width}.txt", screen, regenerate)
 
 
+def test_a_narrow_terminal_keeps_what_ncu_counted_and_drops_the_launches(monkeypatch, capsys):
+    pytest.importorskip("ncu_report")
+    monkeypatch.chdir(DATA)
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = printed(capsys, "ingest", "ncu-2025.3/sdpa_h200.ncu-rep").splitlines()
+    (head,) = (line for line in lines if line.startswith("kernel "))
+    assert head.split("  ")[-1] == "occupancy %" and max(map(display_width, lines[1:])) <= 80
+    assert [name for name in ("us", "memory %", "SM %", "tensor %") if f"  {name}" not in head] == []
+    assert "not shown: class; launches; of kernel time %" in lines
+
+
 def test_the_same_screen_is_printed_with_and_without_out_and_by_report(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     shutil.copyfile(DATA / RECORDINGS["steps"], "steps.sqlite")

@@ -6,8 +6,11 @@ import json
 import os
 import pty
 import re
+import shutil
+import sqlite3
 import subprocess
 import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -15,6 +18,7 @@ from fake_profiler import job_of
 from nsys_exports import Export
 
 from profpipe import cli, stdio
+from profpipe.commands.mcp import Library
 from profpipe.report import document as doc
 from profpipe.report.charts import picture
 from profpipe.report.document import Axis, Chart, ChartKind, Mark, Series
@@ -22,6 +26,8 @@ from profpipe.report.markdown import Markdown, plot_path
 from profpipe.report.sections.studies import slug
 from profpipe.report.text import write_table, write_text
 from profpipe.runner.progress import Display
+
+ROOT = Path(__file__).parents[1]
 
 #: Backspace, NUL, ESC, an OSC of 8 bits, a bidi override, and a line that would hide the ones before it.
 CONTROLS = "a\x08\x00\x1b[2J\x9d8;;x\x07\u202eb"
@@ -137,6 +143,35 @@ def test_the_command_line_and_tracebacks_print_text(tmp_path, capsys):
     (parsers / "broken.py").write_text(f"raise ValueError({HOSTILE!r})")
     (tmp_path / "p.yaml").write_text("{version: 1, name: x, workloads: {w: {command: [echo], hook: false}}}")
     assert "cannot be loaded" in printed(capsys, "run", tmp_path / "p.yaml", "--out", tmp_path / "out")
+
+
+#: A tag, which only a program reads, and characters of no width.
+UNSEEN = "\U000e0072\u202e\u200b"
+
+
+def test_an_agent_reads_no_invisible_character(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "r" / f"a{UNSEEN}.sqlite"
+    path.parent.mkdir()
+    shutil.copy(ROOT / "tests" / "data" / "nsys-2025.3.1" / "training" / "lm_eager.sqlite", path)
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("update StringIds set value = value || ?", (UNSEEN,))
+    library = Library([path.parent])
+    result = f"r/{path.name}"
+    answers = [
+        library.open(),
+        *(getattr(library, tool)(result) for tool in ("summary", "steps", "kernels", "timeline")),
+    ]
+    assert not stdio.INVISIBLE.search(json.dumps(answers, ensure_ascii=False))
+    assert "<U+E0072><U+202E>" in json.dumps(library.kernels(result))
+    for option in ("--json", "--json=full"):
+        assert cli.main(["ingest", str(path), "--out", f"out{option}", option]) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert not stdio.INVISIBLE.search(json.dumps(document, ensure_ascii=False))
+        for file in (tmp_path / f"out{option}").glob("*.txt"):
+            assert not stdio.INVISIBLE.search(file.read_text())
+        written = json.loads((tmp_path / f"out{option}" / "results.json").read_text())
+        assert written["name"] == f"out{option}" and "<U+202E>" in written["cases"][0]["workload"]
 
 
 def test_the_progress_of_a_run_prints_text(tmp_path):

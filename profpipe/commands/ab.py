@@ -35,6 +35,8 @@ a program as it is, without a pipeline file; the run's folder gets one that repe
   profpipe ab --b env:OMP_NUM_THREADS=1 --stop -- python train.py              # its first 25 steps
   profpipe ab --b change:loader_workers -- python train.py     # `profpipe list changes`: changes from outside"""
 
+USUAL = ("--a", "--b", "--aa", "--pairs", "--more", "--gate", "--set", "--stop", "--json", "--out")
+
 #: Pairs below which no verdict `faster` or `slower` is possible.
 _PAIRS = 8
 #: Pairs of which both sides are captured too: enough to see kernels that vary between processes.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import math
 import os
@@ -13,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from profpipe import stdio
-from profpipe.errors import ConfigError
+from profpipe import plugins, stdio
+from profpipe.errors import ConfigError, did_you_mean
 from profpipe.report import bounded_json, screen
 from profpipe.report.screen import Screen
 from profpipe.results import answer, atomic
@@ -24,7 +25,37 @@ _Number = TypeVar("_Number", int, float)
 
 
 def add_out(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="results folder (default: out/)")
+    out = Path(read_project(parser).get("out", "out"))
+    shown = str(out).replace("%", "%%")
+    parser.add_argument("--out", type=Path, default=out, metavar="DIR", help=f"results folder (default: {shown}/)")
+
+
+#: The keys of ``[tool.profpipe]``, and what their values are.
+_PROJECT: Final[dict[str, tuple[type, str]]] = {
+    "out": (str, "a folder in quotes"),
+    "profilers": (list, "a list of names"),
+}
+
+
+def read_project(parser: argparse.ArgumentParser) -> dict[str, Any]:
+    """Return ``[tool.profpipe]`` of the ``pyproject.toml`` in the current folder, unless that is a results folder.
+
+    Ends the program with a usage error where a key or a value is wrong.
+    """
+    file = Path("pyproject.toml")
+    if not file.is_file() or plugins.is_in_results(Path.cwd()):
+        return {}
+    tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    try:
+        settings = dict(tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("profpipe", {}))
+    except (AttributeError, OSError, TypeError, ValueError) as error:  # `tool = 3` is no table
+        parser.error(f"{file}: {error}")
+    for key, value in settings.items():
+        if key not in _PROJECT:
+            parser.error(f"{file}: tool.profpipe: unknown key '{key}'. {did_you_mean(key, _PROJECT)}")
+        if type(value) is not _PROJECT[key][0] or not all(isinstance(part, str) for part in settings[key]):
+            parser.error(f"{file}: tool.profpipe.{key}: is not {_PROJECT[key][1]} (got {value!r}).")
+    return settings
 
 
 #: An option that gives names: ``plain,torch`` or ``plain torch``.
@@ -59,6 +90,7 @@ def add_output_format(parser: argparse.ArgumentParser) -> None:
     formats = parser.add_mutually_exclusive_group()
     add_quiet(formats)
     add_json(formats)
+    formats.add_argument("--open", action="store_true", help="open report.html in the browser at the end")
     add_csv(parser)
 
 
@@ -88,8 +120,11 @@ def add_csv(parser: argparse.ArgumentParser) -> None:
 
 
 def add_json_file(parser: argparse.ArgumentParser) -> None:
-    text = "write all results as one JSON object; without FILE, print the answer (at most 8 kB)"
+    # Until 1.0 only `--json FILE` wrote a file.
+    text = "print the answer as one JSON object of at most 8 kB; with FILE as --json-file"
     parser.add_argument("--json", nargs="?", const=STDOUT, type=_json_file, metavar="FILE", help=text)
+    text = "write all results as one JSON object"
+    parser.add_argument("--json-file", dest="json", type=_json_file, metavar="FILE", help=text)
     _add_full_json(parser)
 
 
@@ -149,6 +184,16 @@ def print_report(
         if not args.quiet:
             print(f"{screen.lay_out(first_screen())}\n\nTables and details: {folder}")
         print(shown_path(summary) if args.quiet else f"Report: {shown_path(summary)}")
+    if getattr(args, "open", False):
+        _open_page(summary.with_name("report.html"))
+
+
+def _open_page(page: Path) -> None:
+    import webbrowser
+
+    sys.stdout.flush()
+    if not webbrowser.open(page.resolve().as_uri()):
+        print(f"profpipe: --open: no browser was started. Open {shown_path(page)}.", file=sys.stderr)
 
 
 def print_kept(args: argparse.Namespace, folder: Path, kept: answer.Answer) -> None:

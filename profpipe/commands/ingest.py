@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import ctypes
 import functools
+import gzip
 import importlib
+import shutil
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,11 +29,21 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   profpipe ingest capture.nsys-rep                       # print what the file holds
   profpipe ingest *.sqlite report.ncu-rep --out tables   # tables and SUMMARY.md in tables/
-  profpipe ingest capture.sqlite --step-range 'train_step.*' --out tables"""
+  profpipe ingest capture.sqlite --step-range 'train_step.*' --out tables
+
+reads:
+  Nsight Systems   .sqlite, .sqlite.gz, Parquet directories, nsys stats as CSV or text; .nsys-rep, .qdrep where nsys is
+  Nsight Compute   .ncu-rep, CSV of the raw and the details page, the text page
+  rocprof          v1: CSV, JSON, database; v2: CSV; v3: CSV, JSON, rocpd
+  torch.profiler   Chrome traces, .json and .json.gz
+  jax.profiler     .trace.json.gz of GPUs
+docs/ingest.md has more. A file in parsers/ beside a pipeline file adds a format."""
 
 #: A report of gigabytes takes minutes to export.
 _EXPORT_S = 3600.0
 
+#: Bytes of a gzipped database that are in memory.
+_BLOCK = 1 << 20
 _NAMED_RANGES = 5
 #: The options of a call that prints a screen.
 _SCREEN = argparse.Namespace(quiet=False, json=None)
@@ -51,6 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     if args.quiet and args.out is None:
         raise ConfigError("--quiet", "prints only the path of SUMMARY.md, and none is written.", "Add --out DIR.")
+    if args.open and args.out is None:
+        raise ConfigError("--open", "opens the report, and none is written.", "Add --out DIR.")
     return read_files(args.files, args.out, args.step_range or "", csv=args.csv, shown=args)
 
 
@@ -225,7 +240,7 @@ def _make_folder(out: Path) -> None:
 
 
 def _read(paths: Sequence[Path], step_range: str = "") -> Iterator[reader.Read | reader.Refusal]:
-    """Read files. A report of nsys is exported first, where that is possible."""
+    """Read files. A report of nsys is exported first, where that is possible, and a gzipped database unpacked."""
     from profpipe.ingest import reader
 
     for source in reader.sources_of_paths(paths):
@@ -245,10 +260,12 @@ def _read(paths: Sequence[Path], step_range: str = "") -> Iterator[reader.Read |
 
 
 def exported(path: Path, folder: Path) -> Path:
-    """Return the file to read: for a report of nsys its export, which is made in ``folder``; else ``path``.
+    """Return the file to read: the export of a report, or an unpacked database, made in ``folder``; else ``path``.
 
-    Raises ``UnreadableFile`` where nsys cannot export it.
+    Raises ``UnreadableFile`` where nsys cannot export it, or the database is damaged or too large.
     """
+    if (unpacked := _unpack(path, folder)) is not None:
+        return unpacked
     from profpipe.profilers import nsys
 
     if not (nsys.is_report(path) or nsys.is_recording(path)):
@@ -262,6 +279,36 @@ def exported(path: Path, folder: Path) -> Path:
         nsys.export(path, target, nsys.find(process.ask), ask)
     except process.SupervisorError as error:
         raise UnreadableFile(path, "is a report of nsys, which only nsys can read", f"{error}.") from error
+    return target
+
+
+def _unpack(path: Path, folder: Path) -> Path | None:
+    """Return the SQLite file in a gzip file, unpacked into ``folder``; None for any other file."""
+    from profpipe.ingest import bounds, json_stream
+    from profpipe.results import budget
+
+    try:
+        # A file of /proc has no size, and to read it may wait for ever.
+        if not path.is_file() or not path.stat().st_size or not json_stream.is_zipped(path):
+            return None
+    except OSError:
+        return None  # the parsers have said why
+    target, room = folder / path.name.removesuffix(".gz"), shutil.disk_usage(folder).free // 2
+    try:
+        with json_stream.open_bytes(path) as packed:
+            block = packed.read(_BLOCK)
+            if not block.startswith(bounds.SQLITE_HEAD):
+                return None
+            with target.open("wb") as copy:
+                while block:
+                    if (room := room - len(block)) < 0:
+                        raise bounds.TooLarge(f"it unzips to more than half of the free space of {folder.parent}")
+                    copy.write(block)
+                    block = packed.read(_BLOCK)
+    except bounds.TooLarge as error:
+        raise UnreadableFile(path, f"is more than profpipe reads: {error}", budget.REMEDY) from error
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UnreadableFile(path, f"is a gzip file that is cut or damaged ({error})", "Copy it again.") from error
     return target
 
 

@@ -18,7 +18,7 @@ EXAMPLES = """\
   profpipe run -w attention -p plain,nsys                   # one workload under two profilers
   profpipe run accuracy                                     # a study of `profpipe list studies`
   profpipe run study.yaml --set seqlen=1024,4096 --set repeats=50
-  profpipe run --captures 5                                 # five processes of each case: times with their spread
+  profpipe run --case-processes 5                           # five processes of each case: times with their spread
   profpipe run --gpus 2                                     # cases side by side, one on each of two GPUs
   profpipe run --dry-run                                    # print how long it takes and the commands, run nothing
   profpipe run --budget 10m                                 # what fits into ten minutes
@@ -36,12 +36,18 @@ a program as it is, without a pipeline file; the run's folder gets one that repe
   profpipe run --env DATA_DIR=/data --env HF_TOKEN -- torchrun --nproc-per-node 2 train.py"""
 
 
+USUAL = ("-w", "-p", "--set", "--measure-steps", "--stop", "--dry-run", "--budget", "--json", "--quiet", "--out")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_pipeline(parser, "profpipe run")
     parser.usage = f"{parser.usage}\n       profpipe run --slurm [OPTIONS] [PIPELINE] [-- SBATCH OPTIONS]"
     parser.add_argument("-p", "--profiler", help="only these profilers (repeatable)", **arguments.NAMES)
+    # The name of this option until 1.0; `ab --captures` is something else.
+    parser.add_argument("--captures", type=arguments.positive_count, help=argparse.SUPPRESS)
     parser.add_argument(
-        "--captures",
+        "--case-processes",
+        dest="captures",
         type=arguments.positive_count,
         metavar="N",
         help="processes of each case under plain, interleaved over the cases; the time is the median of the processes",
@@ -73,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dry-run", action="store_true", help="print every job with its time and its exact command, run nothing"
     )
     parser.add_argument("--slurm", action="store_true", help="submit the cases to a Slurm cluster as one array")
+    parser.set_defaults(project_profilers=arguments.read_project(parser).get("profilers", []))
     arguments.add_wait(parser, "with --slurm")
     arguments.add_output_format(parser)
     arguments.add_verbose(parser)
@@ -82,6 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from profpipe.config import loader, program
 
+    args.profiler = args.profiler or args.project_profilers
     options_of_sbatch = arguments.read_slurm(args)
     arguments.check_program(args, "profpipe run")
     if args.gpus == "all":

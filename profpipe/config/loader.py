@@ -57,9 +57,10 @@ def load_document(
     where: str = "",
 ) -> Pipeline:
     """Return the pipeline of ``written``, the content of the file ``path``, which errors call ``where``."""
+    file = None if where else path
     where, written = where or shown(path), dict(written)
     masking.remember(masking.secrets_of_placeholders(placeholders(written), env))
-    document = substituted(written, env, where)
+    document = substituted(written, env, where, file=file)
     for assignment in overrides:
         override(document, assignment, path)
     for node in (document, written):
@@ -71,10 +72,10 @@ def load_document(
     try:
         pipeline = Pipeline.model_validate(document)
     except ValidationError as error:
-        raise validation.as_error(where, [*validation.form_mistakes(error), *ignored]) from None
+        raise validation.as_error(where, [*validation.form_mistakes(error), *ignored], file, overrides) from None
     validation.check_points(pipeline, where)
     if mistakes := [*ignored, *validation.unknown_names(pipeline, path, written)]:
-        raise validation.as_error(where, mistakes)
+        raise validation.as_error(where, mistakes, file, overrides)
     return pipeline
 
 

@@ -20,7 +20,7 @@ from profpipe import plugins
 from profpipe.config import quantities
 from profpipe.config.models import OF_SCRIPTS, Pipeline, Plot, Table, Workload
 from profpipe.config.quantities import Source, items_of, parameters
-from profpipe.config.yaml import line_of, mapping_at, shown, written_list
+from profpipe.config.yaml import mapping_at, place_of, shown, written_list
 from profpipe.errors import ConfigError, did_you_mean
 from profpipe.job import Scalar, as_text
 
@@ -31,6 +31,21 @@ _PLAIN_WORDS: Final = {
     "list_type": ("is not a list", "Write it as [a, b]."),
     "tuple_type": ("is not a list", "Write it as [a, b]."),
     "string_type": ("is not text", "Put it in quotes."),
+    "int_type": ("is not a whole number", ""),
+    "int_parsing": ("is not a whole number", ""),
+    "int_from_float": ("is not a whole number", ""),
+    "int_parsing_size": ("is too large", ""),
+    "float_type": ("is not a number", ""),
+    "float_parsing": ("is not a number", ""),
+    "bool_type": ("is neither true nor false", ""),
+    "bool_parsing": ("is neither true nor false", ""),
+    "finite_number": ("is not a finite number", ""),
+    "greater_than": ("must be above {gt:g}", ""),
+    "greater_than_equal": ("must be at least {ge:g}", ""),
+    "less_than": ("must be below {lt:g}", ""),
+    "less_than_equal": ("must be at most {le:g}", ""),
+    "string_too_short": ("is empty", ""),
+    "invalid_key": ("is no name", "Put it in quotes: YAML reads on, off, yes and no as true and false."),
     "too_short": ("is empty", ""),
     "string_pattern_mismatch": (
         "is no name",
@@ -39,8 +54,8 @@ _PLAIN_WORDS: Final = {
 }
 
 
-#: (path in the file, what is wrong, remedy[, line in the file]).
-Mistake = tuple[str, str, str] | tuple[str, str, str, int | None]
+#: (path in the file, what is wrong, remedy).
+Mistake = tuple[str, str, str]
 
 
 _MOST_MISTAKES: Final = 50
@@ -48,15 +63,27 @@ _MOST_MISTAKES: Final = 50
 _MOST_POINTS: Final = 100_000
 
 
-def as_error(where: str, mistakes: Sequence[Mistake]) -> ConfigError:
-    """Return one error with a line for a mistake in the file ``where``."""
+def as_error(
+    where: str, mistakes: Sequence[Mistake], file: Path | None = None, overrides: Sequence[str] = ()
+) -> ConfigError:
+    """Return one error with a line for a mistake in the pipeline file ``where``.
+
+    It names the line of ``file``, except where one of the ``overrides`` (``KEY=VALUE``) gave the value.
+    """
+    keys = {override.partition("=")[0].strip().rpartition(".")[2] for override in overrides}
     first, *rest = [
-        ConfigError(": ".join(filter(None, [f"{where}:{line[0]}" if any(line) else where, at])), what, remedy)
-        for at, what, remedy, *line in mistakes
+        ConfigError(place_of(where, at, None if keys & {*at.split(".")} else file, _quoted_word(what)), what, remedy)
+        for at, what, remedy in mistakes
     ]
     if rest:
         first.args = ("\n".join(str(error) for error in (first, *rest)),)
     return first
+
+
+def _quoted_word(text: str) -> str:
+    """Return the first word in quotes, such as an unknown key; empty if there is none."""
+    match = re.search(r"'([^']+)'", text)
+    return match[1] if match else ""
 
 
 def form_mistakes(error: ValidationError) -> list[Mistake]:
@@ -69,7 +96,7 @@ def form_mistakes(error: ValidationError) -> list[Mistake]:
     mistakes = list(dict.fromkeys(map(_explain, entries[:_MOST_MISTAKES])))
     if len(entries) > _MOST_MISTAKES:
         mistakes.append(("", f"{len(entries) - _MOST_MISTAKES:,} more mistakes.", ""))
-    shared = {(at.removeprefix("defaults."), what) for at, what, *_ in mistakes if at.startswith("defaults.")}
+    shared = {(at.removeprefix("defaults."), what) for at, what, _ in mistakes if at.startswith("defaults.")}
     return [m for m in mistakes if (re.sub(r"^workloads\.[^.]+\.", "", m[0]), m[1]) not in shared]
 
 
@@ -125,7 +152,9 @@ def _explain(entry: ErrorDetails) -> Mistake:
         # pydantic reports all types that a single value may have.
         return at.rpartition(".")[0], f"is not a single value (got {text}).", ""
     what, remedy = _PLAIN_WORDS.get(kind, (entry["msg"].removeprefix("Value error, "), ""))
-    return at, f"{what} (got {text}).", remedy
+    if kind == "value_error" and isinstance(value, Mapping):
+        return at, f"{what}.", remedy  # a sentence about several keys
+    return at, f"{what.format(**entry.get('ctx', {}))} (got {'nothing' if value is None else text}).", remedy
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -215,8 +244,7 @@ def _check_command(name: str, workload: Workload, path: Path) -> Iterator[Mistak
         part = "matrix" if axis in workload.matrix else "include"
         what = f"the command never uses '{axis}', so its values would be the same case."
         remedy = f"Write {{{axis}}} where its value belongs. To repeat a case, set `repeats: 5`."
-        line = line_of(path, "workloads", name, part, axis) or line_of(path, "workloads", name, part)
-        yield f"workloads.{name}.{part}.{axis}", what, remedy, line
+        yield f"workloads.{name}.{part}.{axis}", what, remedy
 
 
 def _varying(workload: Workload) -> list[str]:
@@ -288,8 +316,7 @@ def _check_script(at: str, workload: Workload, script: str, path: Path) -> Itera
         what, build_line = problem
         place = f"{shown(script_file)}:{build_line}" if build_line else shown(script_file)
         remedy = f"Define build(params), or run the file as a program: command: [python, {script}]"
-        line = line_of(path, "workloads", at.removeprefix("workloads."), "script")
-        yield f"{at}.script", f"{place} {what}.", remedy, line
+        yield f"{at}.script", f"{place} {what}.", remedy
         return
     if declared is None:
         return

@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from profpipe.errors import ConfigError
+from profpipe import plugins
+from profpipe.errors import ConfigError, did_you_mean
 from profpipe.job import as_text
 
 PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
@@ -80,7 +81,10 @@ class _Loader(yaml.SafeLoader):
 
     def construct_scalar_as_written(self, node: yaml.ScalarNode) -> Any:
         kind = node.tag.rpartition(":")[2]
-        value = getattr(self, f"construct_yaml_{kind}")(node)
+        try:
+            value = getattr(self, f"construct_yaml_{kind}")(node)
+        except ValueError as error:  # 2024-13-45 looks like a date
+            raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from None
         return value if kind != "timestamp" and as_text(value) == node.value else _Written(value, node.value)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -118,7 +122,11 @@ def read(path: Path, where: str) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(where, f"{error.strerror or error}.", "Name a pipeline file: profpipe run FILE.") from None
+        studies = plugins.builtin_folder("pipelines").glob("*.yaml")
+        remedy = did_you_mean(str(path), [study.stem for study in studies])
+        if not remedy.startswith("Did you mean"):
+            remedy = "Name a pipeline file: profpipe run FILE."
+        raise ConfigError(where, f"{error.strerror or error}.", remedy) from None
     except UnicodeDecodeError:
         raise ConfigError(where, "is not UTF-8 text.", "Save it as UTF-8.") from None
     if len(text) > _LONGEST:
@@ -128,11 +136,14 @@ def read(path: Path, where: str) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         line = f"{where}:{error.problem_mark.line + 1}" if error.problem_mark else where
         raise ConfigError(line, f"is not YAML: {error.problem or error}") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: 2024-13-45 looks like a date
+    except yaml.reader.ReaderError as error:
+        line = f"{where}:{text.count(chr(10), 0, error.position) + 1}"
+        raise ConfigError(line, f"is not YAML: the character U+{error.character:04X} is not allowed.") from None
+    except yaml.YAMLError as error:
         raise ConfigError(where, f"is not YAML: {error}") from None
     except RecursionError:
         raise ConfigError(where, "is nested too deeply.", "A pipeline file has a handful of levels.") from None
-    _check_values(document, where)
+    _check_values(document, where, path)
     if not isinstance(document, dict):
         raise ConfigError(where, "is empty or not a mapping.", "It needs at least 'version: 1' and 'workloads:'.")
     return _settled(document)
@@ -165,7 +176,7 @@ def is_parameter(path: Sequence[Any], commands: Collection[Any]) -> bool:
     return len(path) > 2 and path[0] == "workloads" and path[1] in commands and path[2] in parts
 
 
-def _check_values(document: Any, where: str) -> None:
+def _check_values(document: Any, where: str, file: Path) -> None:
     """Raise ConfigError for an alias (``*a``) inside its value, and for more values than a pipeline has.
 
     Aliases of aliases stand for millions of values.
@@ -175,7 +186,7 @@ def _check_values(document: Any, where: str) -> None:
     def size(node: Any, path: tuple[str, ...], around: tuple[int, ...]) -> int:
         if id(node) in around:
             what = "is an alias of what it stands in."
-            raise ConfigError(f"{where}: {'.'.join(path)}", what, "Write out what it means.")
+            raise ConfigError(place_of(where, ".".join(path), file), what, "Write out what it means.")
         children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
         if children and id(node) not in sizes:
             sizes[id(node)] = 1 + sum(size(child, (*path, str(key)), (*around, id(node))) for key, child in children)
@@ -186,20 +197,41 @@ def _check_values(document: Any, where: str) -> None:
         raise ConfigError(where, f"has more than {_MOST_VALUES:,} values, aliases written out.", remedy)
 
 
-def line_of(path: Path, *keys: str) -> int | None:
-    """Return the line of a key in the file ``path``, from 1; None where it is not written there."""
+@functools.lru_cache(maxsize=1)
+def _composed(text: str) -> yaml.Node | None:
+    return yaml.compose(text, Loader=_Loader)
+
+
+def line_of(path: Path, at: str) -> int | None:
+    """Return the line of ``at`` in the file ``path``, from 1, or of what it would stand in; None without either.
+
+    ``at`` is a path in the file with dots. Keys may have dots too.
+    """
     try:
-        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=_Loader)
-    except (OSError, yaml.YAMLError):
+        node = _composed(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
         return None
     line = None
-    for key in keys:
-        pairs = node.value if isinstance(node, yaml.MappingNode) else ()
-        pair = next(((name, value) for name, value in pairs if name.value == key), None)
-        if pair is None:
-            return None
-        line, node = pair[0].start_mark.line + 1, pair[1]
+    while at and isinstance(node, yaml.CollectionNode):
+        is_mapping = isinstance(node, yaml.MappingNode)
+        children = [(str(key.value), key, value) for key, value in node.value] if is_mapping else [
+            (str(index), item, item) for index, item in enumerate(node.value)
+        ]  # fmt: skip
+        names = [child for child in children if f"{at}.".startswith(f"{child[0]}.")]
+        if not names:
+            break
+        name, key, node = max(names, key=lambda child: len(child[0]))
+        line, at = key.start_mark.line + 1, at[len(name) + 1 :]
     return line
+
+
+def place_of(where: str, at: str, file: Path | None, word: str = "") -> str:
+    """Return ``pipeline.yaml:7: workloads.w.repeats``; the line is that of the key ``word`` in it, if any.
+
+    ``file`` is None where the value at ``at`` does not come from a file.
+    """
+    line = line_of(file, f"{at}.{word}" if at and word else at or word) if file else None
+    return ": ".join(filter(None, [f"{where}:{line}" if line else where, at]))
 
 
 def shown(path: Path) -> str:
@@ -211,18 +243,23 @@ def shown(path: Path) -> str:
 
 
 def substituted(
-    node: Any, env: Mapping[str, str], where: str, path: tuple[str, ...] = (), commands: Collection[Any] = ()
+    node: Any,
+    env: Mapping[str, str],
+    where: str,
+    path: tuple[str, ...] = (),
+    commands: Collection[Any] = (),
+    file: Path | None = None,
 ) -> Any:
     """Return ``node`` with all ``${NAME:-default}`` replaced.
 
     A value that is one placeholder gets its YAML type back, except where ``takes_text``, and a parameter of one of the
-    workloads ``commands`` as ``word`` does.
+    workloads ``commands`` as ``word`` does. ``file`` is where ``node`` is written.
     """
     if isinstance(node, dict):
         commands = commands if path else commands_of(node)
-        return {k: substituted(v, env, where, (*path, str(k)), commands) for k, v in node.items()}
+        return {k: substituted(v, env, where, (*path, str(k)), commands, file) for k, v in node.items()}
     if isinstance(node, list):
-        return [substituted(v, env, where, (*path, str(i)), commands) for i, v in enumerate(node)]
+        return [substituted(v, env, where, (*path, str(i)), commands, file) for i, v in enumerate(node)]
     if not isinstance(node, str) or "${" not in node:
         return node
 
@@ -231,7 +268,7 @@ def substituted(
         given = env.get(match[1]) or match[2]
         if given is None:
             raise ConfigError(
-                f"{where}: {'.'.join(path)}",
+                place_of(where, ".".join(path), file),
                 f"environment variable {match[1]} is not set and has no default.",
                 f"Set it, or write ${{{match[1]}:-VALUE}}.",
             )
@@ -244,7 +281,8 @@ def substituted(
         return word(text) if is_parameter(path, commands) else scalar(text)
     except ValueError as error:
         remedy = f"Set {whole[1]} to a number or a word, or write the text into the file, in quotes."
-        raise ConfigError(f"{where}: {'.'.join(path)}", f"environment variable {whole[1]}: {error}.", remedy) from None
+        place = place_of(where, ".".join(path), file)
+        raise ConfigError(place, f"environment variable {whole[1]}: {error}.", remedy) from None
 
 
 def takes_text(path: tuple[str, ...]) -> bool:

@@ -76,10 +76,9 @@ def choose(path: Path, parsers: Sequence[ModuleType]) -> ModuleType:
     with path.open("rb") as stream:
         head = stream.read(8)
     if unpack := next((tool for magic, tool in _COMPRESSED.items() if head.startswith(magic)), None):
-        remedy = f"profpipe reads only CSV files and torch traces compressed. Unpack it: {unpack} {path.name}"
+        remedy = f"profpipe reads CSV, JSON and SQLite compressed by gzip. Unpack this: {unpack} {path.name}"
         raise UnreadableFile(path, "is compressed", remedy)
-    formats = "; ".join(text for parser in parsers for text in parser.FORMATS)
-    raise UnreadableFile(path, "is in no format that profpipe reads", f"It reads: {formats}.")
+    raise UnreadableFile(path, "is in no format that profpipe reads", "`profpipe ingest --help` names the formats.")
 
 
 def _check_content(path: Path) -> None:

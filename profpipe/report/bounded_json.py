@@ -112,7 +112,7 @@ def _shorten(item: dict[str, Any]) -> dict[str, Any]:
 def clean(value: Any, most: int = _LONGEST_TEXT, most_texts: int | None = None) -> Any:
     """Return ``value`` without secrets, control characters and long texts."""
     if isinstance(value, dict):
-        return {key: clean(child, most, most_texts) for key, child in value.items()}
+        return {visible_line(key): clean(child, most, most_texts) for key, child in value.items()}
     if isinstance(value, list):
         return [clean(child, most, most_texts) for child in value[:most_texts]]
     return clean_text(value, most) if isinstance(value, str) else value

@@ -20,7 +20,9 @@ from profpipe.results.manifest import Manifest
 #: Rows of a table, and characters of a name in a sentence.
 _ROWS, _LONGEST = 10, 160
 #: Columns that leave a table only where the terminal is too narrow for them: the last ones stay the longest.
-_IMPORTANT = ("memory", "interval", "calls", "b", "a", "share", "flags", "speedup", "part", "time", "ns", "verdict")
+#: What ncu counted says more than the launches, and the time of a kernel more than its share.
+_IMPORTANT = ("memory", "interval", "calls", "b", "a", "share", "occupancy %", "tensor %", "SM %", "memory %", "flags",
+              "speedup", "part", "time", "ns", "verdict")  # fmt: skip
 
 
 def show_recordings(findings: Findings, run: Manifest) -> Screen:

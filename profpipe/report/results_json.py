@@ -26,6 +26,7 @@ from profpipe.report.sections.modules import MOST_MODULES
 from profpipe.report.sections.verdicts import foreign_modules, write_verdict
 from profpipe.results.manifest import Manifest, PairsEntry
 from profpipe.results.schema import Tables, Verdict
+from profpipe.stdio import visible_values
 
 FILE: Final = "results.json"
 FORMAT: Final = "profpipe.results"
@@ -40,8 +41,9 @@ _KEYS: Final = ["run", "workload", "case", "profiler"]
 
 def text(results: Mapping[str, Any]) -> str:
     """Return the document as text with a line per case, so that two of them can be compared line by line."""
-    head = json.dumps({**results, "cases": []}, allow_nan=False).removesuffix("]}")
-    lines = ",\n".join(json.dumps(case, allow_nan=False) for case in results["cases"])
+    shown = visible_values(results)
+    head = json.dumps({**shown, "cases": []}, allow_nan=False).removesuffix("]}")
+    lines = ",\n".join(json.dumps(case, allow_nan=False) for case in shown["cases"])
     return f"{head}\n{lines}\n]}}\n"
 
 

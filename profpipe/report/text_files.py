@@ -16,6 +16,7 @@ from profpipe.report.text import write_section, write_table
 from profpipe.report.units import Unit, number, size_unit
 from profpipe.results.manifest import Manifest, PeakRates
 from profpipe.results.schema import Tables
+from profpipe.stdio import visible
 
 
 def texts(findings: Findings, tables: Tables, run: Manifest) -> dict[str, str]:
@@ -33,7 +34,7 @@ def texts(findings: Findings, tables: Tables, run: Manifest) -> dict[str, str]:
         "ncu_memory_metrics.txt": _join_workloads(findings, lambda w: _ncu(w, kernels.MEMORY_FIGURES)),
         "ncu_compute_metrics.txt": _join_workloads(findings, lambda w: _ncu(w, kernels.COMPUTE_FIGURES)),
     }
-    return {name: text.rstrip() + "\n" for name, text in made.items() if text.strip()}
+    return {name: visible(text.rstrip()) + "\n" for name, text in made.items() if text.strip()}
 
 
 def _join_workloads(findings: Findings, text_of: Callable[[WorkloadFindings], str]) -> str:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from profpipe.errors import ConfigError
+from profpipe.errors import ConfigError, did_you_mean
 from profpipe.results import atomic
 from profpipe.results.manifest import FILE, Manifest, utc_now
 
@@ -149,7 +149,10 @@ def find(name: str | None, out: Path) -> Path:
     for candidate in candidates:
         if (candidate / FILE).is_file():
             return candidate.resolve()
-    raise ConfigError(str(candidates[0]), "is not the folder of a run.", "`profpipe history` lists the runs.")
+    remedy = did_you_mean(candidates[0].name, [folder.name for folder in out.glob("*")])
+    if not remedy.startswith("Did you mean"):
+        remedy = "`profpipe history` lists the runs."
+    raise ConfigError(str(candidates[0]), "is not the folder of a run.", remedy)
 
 
 def list_unfinished(out: Path) -> Iterator[Path]:
