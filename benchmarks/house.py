@@ -47,15 +47,15 @@ PREPOSITION = re.compile(r"_*(of|with|by|without|in|for)_")
 
 #: What tests/test_house.py holds. A commit that raises a figure above its bound argues for the new bound.
 BOUNDS = {
-    "lines of code": 40_500,
-    "dataclasses": 211,
+    "lines of code": 40_950,
+    "dataclasses": 214,
     "class names used more than once": 5,
     "fields of the largest class": 34,
     "lines with dataclasses.replace": 200,
     "own, found, each, known, every": 1_000,
     "functions named by a preposition": 40,
     "reads of Job.options as a dict": 0,
-    "lines of tests": 47_800,
+    "lines of tests": 48_150,
 }
 
 #: Four cases under two profilers, without a GPU.

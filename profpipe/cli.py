@@ -19,6 +19,7 @@ from profpipe.errors import ProfpipeError
 COMMANDS = {
     "run": "run a pipeline, or a program as it is, and write SUMMARY.md",
     "ab": "measure whether B is faster than A, in pairs of processes",
+    "bisect": "find the commit that made a program slower, in pairs of processes",
     "resume": "finish a run that was interrupted",
     "collect": "read what a run on a cluster has finished so far, and write its report",
     "report": "render SUMMARY.md again from the files of a run, without running anything",
@@ -102,12 +103,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _split_program(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str] | None]:
     """Return the words before ``--`` and those after it; None where there is no ``--``.
 
-    After it stands the program of ``run`` and ``ab``; with ``--slurm`` and for ``resume``, options of sbatch may stand
-    before the program or alone. ``compare`` refuses any. A program without ``--`` is recognised too: ``profpipe run
-    python train.py``.
+    After it stands the program of ``run``, ``ab`` and ``bisect``; with ``--slurm`` and for ``resume``, options of
+    sbatch may stand before the program or alone. ``compare`` refuses any. A program of ``run`` and ``ab`` without
+    ``--`` is recognised too: ``profpipe run python train.py``.
     """
     command = next((word for word in argv if not word.startswith("-")), "")
-    if command not in ("run", "ab", "resume", "compare"):
+    if command not in ("run", "ab", "bisect", "resume", "compare"):
         return argv, None
     if "--" in argv:
         dashes = argv.index("--")

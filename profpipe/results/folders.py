@@ -38,7 +38,7 @@ def folder_name(name: str, now: datetime) -> str:
 
 def run_name(run: Manifest) -> str:
     """Return the name of a run that its folder is called after."""
-    return f"{run.name}-ab" if run.ab else run.name
+    return f"{run.name}-ab" if run.ab else f"{run.name}-bisect" if run.bisect else run.name
 
 
 def create(out: Path, name: str, now: datetime, fill: Callable[[Path], object]) -> Path:
