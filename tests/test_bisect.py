@@ -117,6 +117,8 @@ def test_a_search_ends_where_its_pairs_contradict_each_other():
         {"comparisons": [{"kind": "level", "a": 0, "b": 9, "log_ratios": [0.1]}]},
         {"comparisons": [{"kind": "level", "a": 0, "b": 1, "log_ratios": []}]},
         {"comparisons": [{"kind": "level", "a": 0, "b": 1, "log_ratios": [1e308]}]},
+        {"comparisons": [{"kind": "level", "a": 0, "b": 1, "log_ratios": [float("nan")]}]},
+        {"comparisons": [{"kind": "level", "a": 0, "b": 1, "log_ratios": [0.1] * 1001}]},
     ],
 )
 def test_a_record_that_cannot_be_is_refused(changed):

@@ -79,7 +79,7 @@ class Bisection:
 
 def analyze(entry: BisectEntry) -> Bisection:
     """Return what the comparisons of a record say, and what to measure next."""
-    last, floor = len(entry.commits) - 1, max(verdict.LEAST_FLOOR, (entry.gate or 0.0) / 100)
+    last, floor = len(entry.commits) - 1, max(verdict.LEAST_FLOOR, entry.gate / 100)
     of_whole = [pairs for pairs in entry.comparisons if pairs.kind is BisectKind.WHOLE]
     if not of_whole:
         return Bisection(question=BisectPairs(BisectKind.WHOLE, 0, last))

@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from profpipe.results import folders
+    from profpipe.results import folders, noise
     from profpipe.results.manifest import BisectEntry
     from profpipe.runner import checkout, pairs, session, sides
     from profpipe.runner.request import ExaminedMachine
@@ -86,11 +86,14 @@ def main(args: argparse.Namespace) -> int:
         what = f"searches by one case, and the pipeline has {count}."
         raise ConfigError("profpipe bisect", what, "Choose one with -w WORKLOAD and --set KEY=VALUE.")
     assert a.repository
-    entry = BisectEntry(tuple(checkout.list_commits(a.repository, a.commit, b.commit)), args.more, args.gate)
+    commits = tuple(checkout.list_commits(a.repository, a.commit, b.commit))
     checkout.remove_abandoned(request.out)
     words = [request.secrets.get(word, word) for word in args.words_after_dashes or ()]
     command = ["profpipe", *args.words, *(["--", *words] if words else [])]
-    begun = replace(session.begin_run(request, ExaminedMachine.examine(a.request), (), command), bisect=entry)
+    begun = session.begin_run(request, ExaminedMachine.examine(a.request), (), command)
+    spreads = (spread for cases in noise.read_floors(request.out, begun).values() for spread in cases.values())
+    gate = max([args.gate or 0.0, *(100 * spread for spread in spreads)])
+    begun = replace(begun, bisect=BisectEntry(commits, args.more, gate))
     folder = session.make_folder(request, begun, lambda folder: sides.save(folder, both))
     with folders.lock(folder):
         return Search(folder, request, begun, args).carry_out()
@@ -255,8 +258,12 @@ class Search:
         for folder, begun in folders.list_runs(out):
             if begun.ab and folder.name not in recorded and [begun.ab.a.commit, begun.ab.b.commit] == commits:
                 run = session.load(folder, request)
-                run.reopen()
-                return run
+                try:
+                    run.reopen()
+                    return run
+                except ConfigError as error:
+                    self._print(f"measured anew, since a build may differ from the one before: {error}")
+                    break
         is_step = question.kind is BisectKind.STEP
         settings = PairsEntry(
             *sides.entries(*both), pairs, random.SystemRandom().randrange(2**31),

@@ -207,6 +207,7 @@ def finish(folder: Path, args: argparse.Namespace) -> int:
             _allow_further_pairs(run, args.more)
         if not run.is_complete:
             if run.manifest.bisect is not None:
+                run.check_machine()
                 return bisect.Search(folder, request, run.manifest, args).carry_out()
             run.reopen()
             return execution.carry_out(run, args).exit_code

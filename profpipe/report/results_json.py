@@ -27,7 +27,6 @@ from profpipe.report.sections.modules import MOST_MODULES
 from profpipe.report.sections.verdicts import foreign_modules, write_verdict
 from profpipe.results.manifest import Manifest, PairsEntry
 from profpipe.results.schema import Tables, Verdict
-from profpipe.stdio import visible_line
 
 FILE: Final = "results.json"
 FORMAT: Final = "profpipe.results"
@@ -242,10 +241,8 @@ def bisect_document(findings: Bisection, run: Manifest, summary: str, exit_code:
         "whole": _judgement(findings.whole),
         "step": _judgement(findings.step),
         "part": findings.part,
-        "commits": [list(map(visible_line, commit)) for commit in entry.commits],
         "probabilities": list(findings.probabilities),
-        "skipped": {str(number): why for number, why in entry.skipped.items()},
-        "comparisons": [asdict(pairs) for pairs in entry.comparisons],
+        **asdict(entry),
     }
 
 

@@ -32,8 +32,8 @@ else:
 FILE: Final = "run.json"
 #: Entries of a list or mapping of the manifest: jobs, files, incidents and others.
 _MOST_ENTRIES: Final = 100_000
-#: log(B / A) of times that can be measured.
-_MOST_LOG: Final = 100.0
+#: Comparisons of a search and pairs of each, and log(B / A) of times that can be measured.
+_MOST_PAIRS, _MOST_LOG = 1000, 100.0
 #: Keys that most runs lack.
 _OPTIONAL: Final = ("incidents", "tasks", "nodes")
 
@@ -290,20 +290,22 @@ class BisectPairs:
 class BisectEntry:
     """A search for a commit. ``commits`` are (hash, subject) from GOOD to BAD, each the first parent of the next.
 
-    ``more`` is the most further pairs of a verdict, ``gate`` the least percentage of interest. ``skipped`` has by its
-    number why a commit cannot be measured.
+    ``more`` is the most further pairs of a verdict. ``gate`` is the least percentage of interest, or the spread that is
+    known of the same code where it is larger. ``skipped`` has by its number why a commit cannot be measured.
     """
 
     commits: tuple[tuple[str, str], ...]
     more: int = 0
-    gate: float | None = None
+    gate: float = 0.0
     comparisons: tuple[BisectPairs, ...] = ()
     skipped: Mapping[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         ends = [*((pairs.a, pairs.b) for pairs in self.comparisons), *((0, number) for number in self.skipped)]
-        ratios = [abs(ratio) for pairs in self.comparisons for ratio in pairs.log_ratios or (math.inf,)]
-        if not all(0 <= a < b < len(self.commits) for a, b in [(0, 1), *ends]) or max(ratios, default=0.0) > _MOST_LOG:
+        is_bad = not all(0 <= a < b < len(self.commits) for a, b in [(0, 1), *ends])
+        is_long = max(len(self.comparisons), *(len(pairs.log_ratios) for pairs in self.comparisons), 0) > _MOST_PAIRS
+        ratios = (abs(ratio) for pairs in self.comparisons for ratio in pairs.log_ratios or (math.inf,))
+        if is_bad or is_long or not all(ratio < _MOST_LOG for ratio in ratios):
             raise ValueError("bisect has commits or times that cannot be")
 
 
