@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -147,6 +148,7 @@ def test_the_commit_is_named_and_others_are_skipped(tmp_path):
     run = (project / "out" / "latest").resolve()
     assert not (run / checkout.FOLDER).exists() and run.name.endswith("-bench-bisect")
     page = (run / "SUMMARY.md").read_text(encoding="utf-8")
+    assert re.search(r"\[\d+ pairs\]\(runs/[\w-]+/SUMMARY.md\)", page)
     assert "bench.sh (+2 -2)" in page and "plots/path.svg" in page and (run / "plots" / "path.svg").is_file()
     assert "<script>alert" not in (run / "report.html").read_text(encoding="utf-8")
     entry = Manifest.load(run).bisect
@@ -198,7 +200,8 @@ def test_a_pipeline_file_with_one_case(tmp_path):
     assert bisect.analyze(Manifest.load(project / "out" / "latest").bisect).culprit == 1
     several = text.replace("bench.sh]", "bench.sh, '{n}']") + "    matrix: {n: [1, 2]}\n"
     (project / "small.yaml").write_text(several, encoding="utf-8")
-    done = forked.run(project, *words)
+    # The command in the pipeline file of a run has them in this order.
+    done = forked.run(project, "bisect", "small.yaml", words[1])
     assert done.returncode == 2 and "searches by one case, and the pipeline has 2." in done.stderr
 
 

@@ -11,7 +11,7 @@ from profpipe.report import document as doc
 from profpipe.report.labels import fill, percent
 from profpipe.report.sections import environment
 from profpipe.report.units import signed_percent
-from profpipe.results.manifest import BisectEntry, BisectKind, Manifest
+from profpipe.results.manifest import BisectEntry, BisectKind, BisectPairs, Manifest
 
 #: Characters of a commit's hash, and of its subject in the picture.
 _HASH, _SUBJECT = 12, 40
@@ -48,6 +48,11 @@ def _name(entry: BisectEntry, number: int) -> doc.Code:
     return doc.Code(entry.commits[number][0][:_HASH])
 
 
+def _link(judged: Judgement, pairs: BisectPairs) -> doc.Link:
+    """Return the number of pairs, which leads to the page of their run of `ab`."""
+    return doc.Link(f"{judged.pairs} pairs", f"runs/{pairs.run}/SUMMARY.md")
+
+
 def _facts(findings: Bisection, run: Manifest, entry: BisectEntry) -> Iterator[doc.Text]:
     last, whole, step, pairs = len(entry.commits) - 1, findings.whole, findings.step, findings.step_pairs
     if not run.ended:
@@ -57,11 +62,11 @@ def _facts(findings: Bisection, run: Manifest, entry: BisectEntry) -> Iterator[d
         subject, share = doc.Code(entry.commits[number][1]), percent(findings.probabilities[number])
         yield fill(words, _name(entry, number), subject, share)
     if whole:
-        words = f"BAD ({{}}) against GOOD ({{}}): {_write(whole)}, {whole.pairs} pairs."
-        yield fill(words, _name(entry, last), _name(entry, 0))
+        words, link = f"BAD ({{}}) against GOOD ({{}}): {_write(whole)}, {{}}.", _link(whole, entry.comparisons[0])
+        yield fill(words, _name(entry, last), _name(entry, 0), link)
     if step and pairs:
-        words = f"{{}} against {{}}: {_write(step)}, {step.pairs} fresh pairs."
-        yield fill(words, _name(entry, pairs.b), _name(entry, pairs.a))
+        words = f"{{}} against {{}}, in fresh pairs: {_write(step)}, {{}}."
+        yield fill(words, _name(entry, pairs.b), _name(entry, pairs.a), _link(step, pairs))
         if pairs.remarks:
             yield fill("What changed: {}.", doc.join(map(doc.Code, pairs.remarks), most=_MOST_NAMED))
     if findings.part is not None and whole and step and pairs:
