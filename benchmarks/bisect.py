@@ -5,8 +5,8 @@
 
 The first form simulates the pairs and calls the same functions as the command. Their noise is drawn from the pairs of
 A-A runs of `ab`, or is normal with the given standard deviation, with 3 % of the pairs five times as far off. The
-second form makes repositories in FOLDER, whose program sleeps for a second, and runs the command on them. Of each seed
-it runs three repositories: one commit that takes 10 % more, none, and two that take 6 % more each.
+second form makes repositories in FOLDER, whose program sleeps for a second, and runs the command on them: as many with
+one commit that takes 10 % more, with two that take 6 % more each, and with none.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def plant(kind: str, rng: random.Random) -> dict[int, float]:
     return {"one of 10 %": {places[0]: 0.10}, "none": {}, "two of 6 %": dict.fromkeys(places, 0.06)}[kind]
 
 
-KINDS = ("one of 10 %", "none", "two of 6 %")
+KINDS = ("one of 10 %", "two of 6 %", "none")
 
 
 def find_levels(steps: Mapping[int, float]) -> list[float]:
@@ -126,10 +126,9 @@ def make_repository(folder: Path, steps: Mapping[int, float]) -> None:
 
 
 def run_real(folder: Path, seeds: int) -> None:
-    for seed in range(seeds):
-        rng = random.Random(seed)
-        for kind in KINDS:
-            steps, place = plant(kind, rng), folder / f"{seed}-{kind.partition(' ')[0]}"
+    for kind in KINDS:
+        for seed in range(seeds):
+            steps, place = plant(kind, random.Random(seed)), folder / f"{seed}-{kind.partition(' ')[0]}"
             make_repository(place, steps)
             words = [
                 sys.executable,

@@ -28,7 +28,7 @@ MOST_PAIRS: Final = 100
 LEAST_SHOWN: Final = 0.01
 
 #: Pairs of one commit and GOOD: so many that the whole difference is so many standard deviations of their mean.
-_DEVIATIONS: Final = 4.0
+_DEVIATIONS: Final = 3.0
 #: Pairs are never taken for more precise than this, as a log ratio.
 _LEAST_SPREAD: Final = 0.002
 #: Single processes may be far off: Student's t with so few degrees of freedom forgives them.

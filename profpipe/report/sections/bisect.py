@@ -11,7 +11,9 @@ from profpipe.report import document as doc
 from profpipe.report.labels import fill, percent
 from profpipe.report.sections import environment
 from profpipe.report.units import signed_percent
+from profpipe.results import pair_blocks
 from profpipe.results.manifest import BisectEntry, BisectKind, BisectPairs, Manifest
+from profpipe.results.schema import Verdict
 
 #: Characters of a commit's hash, and of its subject in the picture.
 _HASH, _SUBJECT = 12, 40
@@ -30,7 +32,7 @@ def _answer(findings: Bisection, entry: BisectEntry) -> doc.Text:
     if findings.whole is None:
         return "Nothing is measured so far."
     if not findings.is_different:
-        return f"No commit is searched. BAD against GOOD: {_write(findings.whole)}."
+        return f"No difference is shown, so no commit is searched. BAD against GOOD: {_write(findings.whole)}."
     listed = doc.join((_name(entry, number) for number in findings.remaining), most=_MOST_NAMED, last=" or ")
     if findings.culprit is not None and findings.step:
         return fill(f"{{}} makes it {_write(findings.step)}.", listed)
@@ -64,6 +66,9 @@ def _facts(findings: Bisection, run: Manifest, entry: BisectEntry) -> Iterator[d
     if whole:
         words, link = f"BAD ({{}}) against GOOD ({{}}): {_write(whole)}, {{}}.", _link(whole, entry.comparisons[0])
         yield fill(words, _name(entry, last), _name(entry, 0), link)
+        if whole.verdict is Verdict.INCONCLUSIVE:
+            more = doc.Code(f"--more {entry.more + pair_blocks.OFFERED}")
+            yield fill("To decide it: {}, fewer programs beside it, or a longer program.", more)
     if step and pairs:
         words = f"{{}} against {{}}, in fresh pairs: {_write(step)}, {{}}."
         yield fill(words, _name(entry, pairs.b), _name(entry, pairs.a), _link(step, pairs))
