@@ -20,6 +20,7 @@ COMMANDS = {
     "run": "run a pipeline, or a program as it is, and write SUMMARY.md",
     "ab": "measure whether B is faster than A, in pairs of processes",
     "try": "try changes that make a program faster, and measure the best ones together",
+    "bisect": "find the commit that made a program slower, in pairs of processes",
     "resume": "finish a run that was interrupted",
     "collect": "read what a run on a cluster has finished so far, and write its report",
     "report": "render SUMMARY.md again from the files of a run, without running anything",
@@ -139,12 +140,12 @@ def _find_command(argv: Sequence[str]) -> str:
 def _split_program(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str] | None]:
     """Return the words before ``--`` and those after it; None where there is no ``--``.
 
-    After it stands the program of ``run`` and ``ab``; with ``--slurm`` and for ``resume``, options of sbatch may stand
-    before the program or alone. ``compare`` refuses any. A program without ``--`` is recognised too: ``profpipe run
-    python train.py``.
+    After it stands the program of ``run``, ``ab`` and ``bisect``; with ``--slurm`` and for ``resume``, options of
+    sbatch may stand before the program or alone. ``compare`` refuses any. A program of ``run`` and ``ab`` without
+    ``--`` is recognised too: ``profpipe run python train.py``.
     """
     command = _find_command(argv)
-    if command not in ("run", "ab", "try", "resume", "compare"):
+    if command not in ("run", "ab", "try", "bisect", "resume", "compare"):
         return argv, None
     if "--" in argv:
         dashes = argv.index("--")

@@ -259,7 +259,7 @@ def add_pipeline(parser: argparse.ArgumentParser, command: str, set_where: str =
 
 
 def add_more(parser: argparse.ArgumentParser, default: int | None) -> None:
-    without = "0" if default is not None else "as the run began with"
+    without = "as the run began with" if default is None else default
     parser.add_argument(
         "--more",
         type=count,

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from profpipe import plugins
-from profpipe.analysis import analyze, kernel_differences, pairs
+from profpipe.analysis import analyze, bisect, kernel_differences, pairs
+from profpipe.analysis.bisect import Bisection
 from profpipe.analysis.changes import Gate, choose_exit_code
 from profpipe.analysis.findings import Findings
 from profpipe.analysis.pairs import PairFindings
 from profpipe.commands import arguments
-from profpipe.errors import ConfigError
+from profpipe.errors import GATE_UNDECIDED, OK, ConfigError
 from profpipe.job import Status
 from profpipe.report import (
     answer_json,
@@ -44,7 +45,7 @@ TEMPLATE: Final = "SUMMARY.md.j2"
 class RunReport:
     """What a run, or ingested files, show. ``expectations_failed``: one of the pipeline file was not met.
 
-    ``pairs`` are the findings of an `ab` run, which has no ``findings``.
+    ``pairs`` are the findings of an `ab` run, and ``bisection`` those of `bisect`: both have no ``findings``.
     """
 
     summary: Path
@@ -54,6 +55,7 @@ class RunReport:
     expectations_failed: bool
     findings: Findings | None = None
     pairs: PairFindings | None = None
+    bisection: Bisection | None = None
     raw: raw_files.RawFiles = render.NO_RAW_FILES
 
     @cached_property
@@ -61,6 +63,8 @@ class RunReport:
         """The pages."""
         if self.pairs is not None:
             return render.build_pairs(self.pairs, self.data, self.manifest)
+        if self.bisection is not None:
+            return render.build_bisection(self.bisection, self.data, self.manifest)
         assert self.findings is not None
         return render.build(self.findings, self.data, self.manifest, self.raw)
 
@@ -71,7 +75,7 @@ class RunReport:
 
     @cached_property
     def results(self) -> dict[str, Any]:
-        """The document of results.json. An `ab` run has that of its verdicts in its place."""
+        """The document of results.json. A run of `ab` or `bisect` has that of its verdicts in its place."""
         assert self.findings is not None
         return results_json.document(self.findings, self.data, self.manifest)
 
@@ -132,6 +136,10 @@ def judge(
     """Return what a run shows. ``pair_findings`` are the verdicts of an `ab` run, if any."""
     if manifest.ab is not None:
         return _judge_pairs(folder, data, manifest, pair_findings or pairs.analyze(data, manifest))
+    if manifest.bisect is not None:
+        bisection = bisect.analyze(manifest.bisect)
+        code = GATE_UNDECIDED if bisection.culprit is None else OK
+        return RunReport(folder / "SUMMARY.md", data, manifest, code, expectations_failed=False, bisection=bisection)
     findings = analyze.analyze(data, manifest)
     is_bad = data.cases["status"].isin([*schema.FAILED, Status.INTERRUPTED.value]).any()
     is_failure = is_bad or findings.failed or bool(manifest.refused)
@@ -182,14 +190,16 @@ _MOST_NAMED = 4
 
 def as_answer(result: RunReport, exit_code: int | None = None) -> dict[str, Any]:
     """Return the short document, without the path of the folder."""
-    findings = result.findings or result.pairs
+    findings = result.findings or result.pairs or result.bisection
     assert findings is not None
     return answer_json.select_report(result.document, findings, result.manifest, as_json(result, exit_code))
 
 
 def as_json(result: RunReport, exit_code: int | None = None) -> dict[str, Any]:
-    """Return the document of results.json; of an `ab` run that of its verdicts."""
+    """Return the document of results.json; of a run of `ab` or `bisect` that of its verdicts."""
+    summary, code = str(result.summary.resolve()), result.exit_code if exit_code is None else exit_code
+    if result.bisection is not None:
+        return results_json.bisect_document(result.bisection, result.manifest, summary, code)
     if result.pairs is None:
         return result.results
-    summary, code = str(result.summary.resolve()), result.exit_code if exit_code is None else exit_code
     return results_json.verdict_document(result.pairs, result.data, result.manifest, summary, code)

@@ -115,12 +115,14 @@ def _describe(folder: Path) -> Iterator[str]:
 
     request = RunRequest.load(folder)
     requests = [request]
-    if Manifest.load(folder).ab is not None:
+    run = Manifest.load(folder)
+    if run.ab is not None or run.bisect is not None:
         both = sides.load(folder)
         requests = [side.request for side in both]
         for side in both:
             checkout = f", commit {side.commit} of {side.repository}" if side.repository else ""
-            yield f"side {side.label}: {side.python}{checkout}"
+            build = f", built by: {side.build}" if side.build else ""
+            yield f"side {side.label}: {side.python}{checkout}{build}"
     lines = dict.fromkeys(line for saved in requests for line in _commands(saved, folder))
     yield from list(lines)[:_MOST]
     if len(lines) > _MOST:
@@ -183,7 +185,7 @@ def _why_no_pairs(run: Session) -> str:
 
 def finish(folder: Path, args: argparse.Namespace) -> int:
     """Carry out the jobs that are left; return the exit code of the whole run."""
-    from profpipe.commands import cluster, execution, recording, rendering
+    from profpipe.commands import bisect, cluster, execution, recording, rendering
     from profpipe.report import text
     from profpipe.results import folders, store
     from profpipe.runner import session
@@ -204,6 +206,9 @@ def finish(folder: Path, args: argparse.Namespace) -> int:
         if args.more is not None:
             _allow_further_pairs(run, args.more)
         if not run.is_complete:
+            if run.manifest.bisect is not None:
+                run.check_machine()
+                return bisect.Search(folder, request, run.manifest, args).carry_out()
             run.reopen()
             return execution.carry_out(run, args).exit_code
         recording.record_missing(args.out)

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from profpipe.analysis.bisect import Bisection
 from profpipe.analysis.compare_recordings import RecordingComparison
 from profpipe.analysis.compare_runs import RunComparison
 from profpipe.analysis.findings import CaseResult, Findings, WinVerdict, WorkloadFindings
@@ -78,15 +79,21 @@ _JUDGED: Final = {
 
 
 def select_report(
-    document: doc.Document, findings: Findings | PairFindings, run: Manifest, full: dict[str, Any]
+    document: doc.Document, findings: Findings | PairFindings | Bisection, run: Manifest, full: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the document of a run or of ingested files. ``full`` is that of results.json, of `ab` its verdicts."""
+    """Return the document of a run or of ingested files.
+
+    ``full`` is that of results.json, of `ab` and `bisect` their verdicts.
+    """
     where = _places(document)
-    if isinstance(findings, PairFindings):
+    if isinstance(findings, PairFindings | Bisection):
         headlines = (section for section in document.sections if section.id == "headline")
         said = itertools.chain.from_iterable(map(_sentences, headlines))
         headline_findings = [_finding("verdict" if not i else f"remark.{i}", text, where.get(("headline", "")))
                  for i, text in enumerate(said)]  # fmt: skip
+        if isinstance(findings, Bisection):
+            more = {key: full[key] for key in ("commit", "remaining", "part", "exit_code")}
+            return _document("bisect", run, document, headline_findings, [], [], more)
         more = {key: full[key] for key in ("gate", "counts", "exit_code")}
         if "tried" in full:
             more |= {key: full["tried"][key] for key in ("chosen", "loss", "harm")}

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from profpipe.analysis.bisect import Bisection
 from profpipe.analysis.findings import Findings, WorkloadFindings
 from profpipe.analysis.pairs import PairFindings
 from profpipe.report import selection
 from profpipe.report.document import Chart, Document, Section
 from profpipe.report.sections import (
     agreement,
+    bisect,
     case_pages,
     cases,
     environment,
@@ -64,6 +66,18 @@ def build_pairs(findings: PairFindings, tables: Tables, run: Manifest) -> Docume
     shown = tuple(section for section in sections if section)
     pages = verdicts.case_pages(findings, run)
     return Document(f"{'Changes of' if tried else 'B against A ·'} {title}", shown, pages, times.MEANINGS_OF_SIDES)
+
+
+def build_bisection(findings: Bisection, tables: Tables, run: Manifest) -> Document:
+    """Return the document of a run of `bisect`."""
+    sections = (
+        bisect.headline(findings, run),
+        bisect.draw_path(findings, run),
+        environment.environment(run),
+        environment.commands(run),
+    )
+    title = environment.title([f"Bisection of {run.name}"], 0, run, tables)
+    return Document(title, tuple(section for section in sections if section))
 
 
 def build(findings: Findings, tables: Tables, run: Manifest, raw: raw_files.RawFiles = NO_RAW_FILES) -> Document:

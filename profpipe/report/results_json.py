@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from profpipe.analysis import verdict
+from profpipe.analysis.bisect import Bisection
 from profpipe.analysis.case_index import Measure
 from profpipe.analysis.changes import Change, GateResult, MetricChange
 from profpipe.analysis.costs import Cost, find_costs
@@ -225,6 +226,26 @@ def verdict_document(
         ],
         "warnings": list(_warnings(findings, run.ab)),
         **({"tried": asdict(run.ab.tried)} if run.ab.tried else {}),
+    }
+
+
+def bisect_document(findings: Bisection, run: Manifest, summary: str, exit_code: int) -> dict[str, Any]:
+    """Return everything that is known of a run of `bisect`. Commits have the numbers of its list of commits."""
+    entry = run.bisect
+    assert entry is not None
+    return {
+        "format": "profpipe.bisect",
+        "version": 1,
+        **{key: getattr(run, key) for key in ("name", "started", "ended")},
+        "summary": summary,
+        "exit_code": exit_code,
+        "commit": None if findings.culprit is None else entry.commits[findings.culprit][0],
+        "remaining": [entry.commits[number][0] for number in findings.remaining],
+        "whole": _judgement(findings.whole),
+        "step": _judgement(findings.step),
+        "part": findings.part,
+        "probabilities": list(findings.probabilities),
+        **asdict(entry),
     }
 
 

@@ -38,6 +38,8 @@ def folder_name(name: str, now: datetime) -> str:
 
 def run_name(run: Manifest) -> str:
     """Return the name of a run that its folder is called after."""
+    if run.bisect:
+        return f"{run.name}-bisect"
     suffix = "" if run.ab is None else "-ab" if run.ab.tried is None else "-try"
     return f"{run.name}{suffix}"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from datetime import datetime, timezone
@@ -31,6 +32,8 @@ else:
 FILE: Final = "run.json"
 #: Entries of a list or mapping of the manifest: jobs, files, incidents and others.
 _MOST_ENTRIES: Final = 100_000
+#: Comparisons of a search and pairs of each, and log(B / A) of times that can be measured.
+_MOST_PAIRS, _MOST_LOG = 1000, 100.0
 #: Keys that most runs lack.
 _OPTIONAL: Final = ("incidents", "tasks", "nodes")
 
@@ -315,6 +318,59 @@ class PairsEntry:
     tried: TryEntry | None = None
 
 
+class BisectKind(str, Enum):
+    """The question that pairs of two commits answer."""
+
+    #: Do GOOD and BAD differ?
+    WHOLE = "whole"
+    #: Is B, measured against GOOD, before or behind the commit that is searched?
+    LEVEL = "level"
+    #: Does the commit B, against its parent A, make the difference?
+    STEP = "step"
+
+    __str__ = str.__str__
+
+
+@dataclass(frozen=True)
+class BisectPairs:
+    """Pairs of processes of two commits, by their numbers in ``BisectEntry.commits``: log(B / A) of each pair.
+
+    ``further_pairs`` is how many of them are further pairs of `ab`. ``run`` is the folder below `runs/`. ``remarks``
+    are the difference by kernel and the files that a step changed, and the code from outside the checkouts.
+    """
+
+    kind: BisectKind
+    a: int
+    b: int
+    log_ratios: tuple[float, ...] = ()
+    further_pairs: int = 0
+    run: str = ""
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class BisectEntry:
+    """A search for a commit. ``commits`` are (hash, subject) from GOOD to BAD, each the first parent of the next.
+
+    ``more`` is the most further pairs of a verdict. ``gate`` is the least percentage of interest, or the spread that is
+    known of the same code where it is larger. ``skipped`` has by its number why a commit cannot be measured.
+    """
+
+    commits: tuple[tuple[str, str], ...]
+    more: int = 0
+    gate: float = 0.0
+    comparisons: tuple[BisectPairs, ...] = ()
+    skipped: Mapping[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        ends = [*((pairs.a, pairs.b) for pairs in self.comparisons), *((0, number) for number in self.skipped)]
+        is_bad = not all(0 <= a < b < len(self.commits) for a, b in [(0, 1), *ends])
+        is_long = max(len(self.comparisons), *(len(pairs.log_ratios) for pairs in self.comparisons), 0) > _MOST_PAIRS
+        ratios = (abs(ratio) for pairs in self.comparisons for ratio in pairs.log_ratios or (math.inf,))
+        if is_bad or is_long or not all(ratio < _MOST_LOG for ratio in ratios):
+            raise ValueError("bisect has commits or times that cannot be")
+
+
 @dataclass(frozen=True)
 class NodeEntry:
     """A node of a cluster: its hardware, its profilers and the versions of its packages, torch among them."""
@@ -355,6 +411,8 @@ class Manifest:
     is_run: bool = True
     #: Set for an `ab` run only.
     ab: PairsEntry | None = None
+    #: Set for a run of `bisect` only.
+    bisect: BisectEntry | None = None
     incidents: tuple[Incident, ...] = ()
     #: Set for a run on a cluster only: its tasks, and its nodes by name.
     tasks: tuple[Task, ...] = ()

@@ -57,6 +57,32 @@ def find(folder: Path, revision: str, option: str) -> tuple[Path, str, str]:
     return Path(top), commit, (_git(folder, "rev-parse", "--show-prefix") or "").strip()
 
 
+def list_commits(repository: Path, good: str, bad: str) -> list[tuple[str, str]]:
+    """Return hash and subject of the commits from ``good`` to ``bad``, each the first parent of the next.
+
+    Raises ConfigError where the first parents of ``bad`` do not lead to ``good``.
+    """
+    form = ["--no-show-signature", "--first-parent", "--reverse", "--format=%H%x09%P%x09%s"]
+    printed = _git(repository, "log", *form, f"{good}~1..{bad}") or ""
+    if not _HASH.match(printed):  # GOOD is the first commit of the repository
+        printed = _git(repository, "log", *form, bad) or ""
+    rows = [line.split("\t", 2) for line in printed.split("\n") if line.count("\t") >= 2]
+    hashes = [commit for commit, *_ in rows]
+    if good not in hashes[:-1]:
+        what = f"GOOD ({good[:12]}) is none of the first parents of BAD ({bad[:12]})."
+        remedy = f"The commit where both branches part is `git merge-base {good[:12]} {bad[:12]}`."
+        raise ConfigError("GOOD..BAD", what, remedy)
+    return [(commit, mask_printed(subject)) for commit, _, subject in rows[hashes.index(good) :]]
+
+
+def list_changes(repository: Path, before: str, after: str) -> list[str]:
+    """Return the files that differ between two commits, each with its lines: ``kernels/add.py (+3 -1)``."""
+    options = ["--no-ext-diff", "--no-textconv", "--no-renames", "--numstat"]
+    printed = _git(repository, "diff", *options, before, after) or ""
+    rows = [line.split("\t", 2) for line in printed.split("\n") if line.count("\t") >= 2]
+    return [f"{mask_printed(path)} (+{added} -{removed})" for added, removed, path in rows]
+
+
 def create(repository: Path, commit: str, target: Path) -> None:
     """Check out ``commit`` of ``repository``, with its submodules, into ``target``; an existing one stays.
 

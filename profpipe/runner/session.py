@@ -243,6 +243,15 @@ class Session:
         Raises ConfigError where the machine, the code or the settings differ from those at the start of the run.
         """
         self.manifest = replace(self.manifest, ended=None)
+        self.check_machine()
+        if self.pairs is None:
+            fingerprint.check(self.folder, self.plan(), self.machine.described)
+        elif (self.folder / fingerprint.FILE).exists():
+            fingerprint.check(self.folder, self.pairs.jobs(), self.machine.described)
+        folders.point_latest(self.request.out)
+
+    def check_machine(self) -> None:
+        """Raise ConfigError where this machine has other GPUs than that at the start of the run."""
         before, now = (
             [(gpu.name, gpu.driver) for gpu in machine.gpus or ()]
             for machine in (self.manifest.machine, manifest.parse(manifest.Machine, self.machine.described))
@@ -250,11 +259,6 @@ class Session:
         if before != now:
             what = f"was started on {before or 'no GPU'}, this machine has {now or 'no GPU'}: times cannot be compared."
             raise ConfigError(str(self.folder), what, "Resume it there, or start a new run here.")
-        if self.pairs is None:
-            fingerprint.check(self.folder, self.plan(), self.machine.described)
-        elif (self.folder / fingerprint.FILE).exists():
-            fingerprint.check(self.folder, self.pairs.jobs(), self.machine.described)
-        folders.point_latest(self.request.out)
 
     def plan(self) -> list[Job]:
         """Return the jobs of a run without pairs, those that are done too."""

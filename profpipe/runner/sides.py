@@ -129,6 +129,8 @@ class PairSide:
     repository: Path | None = None
     commit: str = ""
     prefix: str = ""
+    #: The shell command that `bisect` runs in a new checkout.
+    build: str = ""
 
     @property
     def params(self) -> set[str]:
@@ -186,7 +188,7 @@ def overrides(specs: Iterable[Spec]) -> list[str]:
 
 def create(label: str, specs: Sequence[Spec], request: RunRequest) -> PairSide:
     """Return a side. ``request`` is the user's own with ``overrides(specs)``."""
-    option = f"--{label.lower()}"
+    option = label if len(label) > 1 else f"--{label.lower()}"
     variables = _variables(specs, request, option)
     request, python = _move_to_working_folder(for_pairs(request, variables)), sys.executable
     repository, commit, prefix = None, "", ""

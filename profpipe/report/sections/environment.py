@@ -350,7 +350,11 @@ def commands(run: Manifest) -> doc.Section:
     blocks: list[doc.Block] = [doc.CodeBlock(shlex.join(run.command))] if run.command else []
     # The pipeline file of a program from the command line is in the run's folder.
     if "--" in run.command and not (run.ab and run.ab.tried):
-        how = (": its first line is the command.",) if run.ab else (": ", doc.Code("profpipe run pipeline.yaml"), ".")
+        how = (
+            (": its first line is the command.",)
+            if run.ab or run.bisect
+            else (": ", doc.Code("profpipe run pipeline.yaml"), ".")
+        )
         blocks.append(doc.Paragraph((doc.Code("pipeline.yaml"), " in the folder of this run repeats it", *how)))
     if early := dict.fromkeys(job.profiler for job in run.jobs if job.ended_early):
         words = "The program ended after the recorded steps under {}, because plain ran it to its end: {}"
