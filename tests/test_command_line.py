@@ -105,7 +105,7 @@ def test_a_wrong_name_in_a_list_is_named_with_the_nearest_word(project):
     ("words", "answer"),
     [
         (["rnu"], "unknown command 'rnu'. Did you mean 'run'?"),
-        (["benchmark"], "unknown command 'benchmark'. Known: ab, collect,"),
+        (["benchmark"], "unknown command 'benchmark'. Known: ab, bisect,"),
         (["run", "--profilr", "plain"], "profpipe run: error: unknown option '--profilr'. Did you mean '--profiler'?"),
         (["run", "--jsn=full", "-p", "plain"], "unknown option '--jsn'. Did you mean '--json'?"),
         (["ingest", "--zzzz", "a"], "unknown option '--zzzz'. `profpipe ingest --help` lists the options."),
