@@ -158,7 +158,7 @@ def test_the_shell_completes_commands_options_and_files(tmp_path, capsys):
     assert cli.main(["completion", "bash"]) == 0
     (tmp_path / "c.bash").write_text(capsys.readouterr().out)
     assert complete(tmp_path, "re") == ["resume", "report"]
-    assert complete(tmp_path, "t") == ["trace"]  # `task` is for batch scripts
+    assert complete(tmp_path, "t") == ["try", "trace"]  # `task` is for batch scripts
     assert complete(tmp_path, "run", "--warm") == ["--warmup-steps"]
     assert complete(tmp_path, "ab", "--profiler", "n") == ["nsys", "none"]
     assert complete(tmp_path, "ingest", "c.") == ["c.bash"]

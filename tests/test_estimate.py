@@ -126,7 +126,7 @@ def test_the_length_of_a_program_is_not_made_up(tmp_path):
     assert "this program has never run here, so there is no estimate. Run it once" in printed
     # A run that failed says nothing about the length of one that does not.
     profpipe(tmp_path, "run", *words, "fail", exit_code=1)
-    assert "the time is not known" in profpipe(tmp_path, "run", "--dry-run", *words, "fail")[0]
+    assert "no estimate" in profpipe(tmp_path, "run", "--dry-run", *words, "fail")[0]
     progress = profpipe(tmp_path, "run", "-p", "plain", "--set", "repeats=2", *words[2:])[1]
     assert progress.startswith(unknown.replace("1 job", "2 jobs")) and "process 1 of 2: s=1.5\n" in progress
     assert re.search(r"process 2 of 2: s=1.5, about [1-5] s left\n", progress)

@@ -123,7 +123,7 @@ def test_a_tolerance_reaches_the_harness_and_may_stand_in_defaults(tmp_path):
         ("{error_rell1: 0.05}", "workloads.w.tolerance.error_rell1", "Did you mean 'error_rel_l1'?"),
         ("{error_max_dQ: 0.05}", "workloads.w.tolerance.error_max_dQ", "Did you mean 'error_max_d"),
         ("{cosine: 1.5}", "workloads.w.tolerance", "no cosine is at least 1.5: 1 is the most that it can be"),
-        ("{error_max: -1}", "workloads.w.tolerance.error_max", "greater than or equal to 0"),
+        ("{error_max: -1}", "workloads.w.tolerance.error_max", "at least 0"),
         ("{error_max: .inf}", "workloads.w.tolerance.error_max", "finite"),
         ("{error_max: some}", "workloads.w.tolerance.error_max", "number"),
         ("0.05", "workloads.w.tolerance", "is not a mapping"),

@@ -1,7 +1,7 @@
 """How often `profpipe bisect` names the right commit of 32, and how many processes that takes.
 
-    python benchmarks/bisect.py [OUT/RUN-ab ...] [--repetitions 1000] [--deviation 0.02]
-    python benchmarks/bisect.py --real FOLDER [--seeds 3]
+    python benchmarks/bisections.py [OUT/RUN-ab ...] [--repetitions 1000] [--deviation 0.02]
+    python benchmarks/bisections.py --real FOLDER [--seeds 3]
 
 The first form simulates the pairs and calls the same functions as the command. Their noise is drawn from the pairs of
 A-A runs of `ab`, or is normal with the given standard deviation, with 3 % of the pairs five times as far off. The
