@@ -205,7 +205,7 @@ def test_the_page_of_commands_names_every_command_and_option(capsys):
     options = {"--debug", "--setup", "--help"}
     for command in cli.COMMANDS:
         with pytest.raises(SystemExit):
-            cli.main([command, "--help-all" if command in ("run", "ab") else "--help"])
+            cli.main([command, "--help-all" if command in ("run", "ab", "try") else "--help"])
         options |= set(re.findall(r"--[a-z]+(?:-[a-z]+)*", capsys.readouterr().out.partition("examples:")[0]))
     assert set(re.findall(r"--[a-z]+(?:-[a-z]+)*", page)) == options
 

@@ -229,6 +229,11 @@ def add_pipeline(parser: argparse.ArgumentParser, command: str, set_where: str =
         "pipeline", nargs="?", help="pipeline file, or a study of `profpipe list studies` (default: pipeline.yaml)"
     )
     parser.add_argument("-w", "--workload", help="only these workloads (repeatable)", **NAMES)
+    add_program(parser, set_where)
+
+
+def add_program(parser: argparse.ArgumentParser, set_where: str) -> None:
+    """Add the options of the program after ``--``."""
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=f"override a value {set_where}")
     parser.add_argument("--name", default="", help="name of the run of a program after --, and of its folder")
     parser.add_argument(

@@ -25,13 +25,16 @@ EXAMPLES = """\
   profpipe try --change big=set:batch=64 --set batch=8 -- python train.py --batch {batch}
   profpipe try --change mine=mine.py --change threads=env:OMP_NUM_THREADS=1 -- python train.py"""
 
+USUAL = ("--budget", "--only", "--without", "--change", "--set", "--pairs", "--measure-steps", "--json", "--quiet",
+         "--out")  # fmt: skip
+
 #: Pairs that judge the combination: below them no verdict is possible.
 _PAIRS: Final = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    arguments.add_pipeline(parser, "profpipe try", "of the program")
     parser.usage = "profpipe try [OPTIONS] -- PROGRAM [ARGUMENTS]"
+    arguments.add_program(parser, "of the program")
     parser.add_argument(
         "--budget", type=arguments.budget, default=600.0, metavar="TIME", help="how long it may take (default: 10m)"
     )
@@ -58,7 +61,6 @@ def main(args: argparse.Namespace) -> int:
 
     if args.program is None:
         raise ConfigError("profpipe try", "needs a program.", "For example: profpipe try -- python train.py")
-    arguments.check_program(args, "profpipe try")
     if args.pairs > arguments.MOST_PAIRS:
         what = f"{args.pairs} pairs are too many for an exact test."
         raise ConfigError("--pairs", what, f"Ask for at most {arguments.MOST_PAIRS}.")

@@ -12,6 +12,7 @@ from profpipe.report import document as doc
 from profpipe.report.labels import fill, plural
 from profpipe.report.sections import environment
 from profpipe.report.units import RATIO, ratio, size_unit, step_unit
+from profpipe.results import pair_blocks
 from profpipe.results.manifest import Manifest, PairsEntry, TriedChange, TryEntry, TryOutcome
 from profpipe.results.schema import Verdict
 
@@ -86,6 +87,9 @@ def _facts(findings: PairFindings, run: Manifest, settings: PairsEntry, tried: T
         )
         if settings.pairs < FEWEST_PAIRS:
             yield f"Below {FEWEST_PAIRS} pairs no verdict is possible."
+        if findings.is_complete and case.verdict is Verdict.INCONCLUSIVE and settings.pairs >= FEWEST_PAIRS:
+            offer = f"{environment.command_on(run, 'resume')} --more {settings.more + pair_blocks.OFFERED}"
+            yield fill("To measure it in up to {} more pairs: {}.", str(pair_blocks.OFFERED), doc.Code(offer))
     if tried.is_deterministic:
         yield "The program asks for deterministic algorithms, and this stays."
     if tried.written:
