@@ -37,10 +37,10 @@ import seed_files  # noqa: E402
 from hostile_files import Hostile  # noqa: E402
 
 #: By format: the command that reads the file; its path comes last.
-COMMANDS = {"pipeline file": ("list",), "history": ("history", "--out"), "order.json": ("resume",)}
+COMMANDS = {"pipeline file": ("list",), "history": ("history", "--out"), "request.json": ("resume",)}
 COMMANDS |= dict.fromkeys(hostile_folders.REPORTED, ("report",))
 #: Formats whose files stand in copies of a results folder, which is made once.
-FOLDERS = {"history", "order.json", *hostile_folders.REPORTED}
+FOLDERS = {"history", "request.json", *hostile_folders.REPORTED}
 #: Stops a process that nothing else stops.
 _MOST_S, _MOST_BYTES = 120, 12 << 30
 _BLAMES = ("internal error", "Traceback", "fails on it", "contradicts itself", "cannot be trusted")

@@ -136,7 +136,7 @@ def _orders(made):
     def run():
         return next(path for path in make_run(made).iterdir() if path.is_dir() and path.name != "latest")
 
-    yield from _of_json("order.json", run, "raw/order.json")
+    yield from _of_json("request.json", run, "raw/request.json")
 
 
 def _tables(made):

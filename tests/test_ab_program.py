@@ -85,7 +85,7 @@ def test_variables_and_a_folder_of_a_side_and_what_repeats_them(project):
     assert given[1]["cwd"] == str(project / "other")
     run = (project / "out" / "latest").resolve()
     assert "--b dir:../../other --b env:HF_TOKEN=..." in (run / "pipeline.yaml").read_text(encoding="utf-8")
-    public = [path for path in run.rglob("*") if path.is_file() and path.name not in ("order.json", "sides.json")]
+    public = [path for path in run.rglob("*") if path.is_file() and path.name not in ("request.json", "sides.json")]
     assert [path for path in public if b"hunter2" in path.read_bytes()] == []
     page = (run / "SUMMARY.md").read_text(encoding="utf-8")
     assert "-- python bench.py --password '${PASSWORD}'" in page and "its first line is the command" in page

@@ -90,7 +90,7 @@ def folder(original, tmp_path, monkeypatch):
 FILES = (
     "run.json", "cases.csv", "cases.parquet", "metrics.parquet", "kernels.parquet", "steps.parquet",
     "SUMMARY.md", "gpu_info.txt",
-    "comparison_results.txt", "raw/order.json", "raw/basis.json", "raw/lock",
+    "comparison_results.txt", "raw/request.json", "raw/fingerprint.json", "raw/lock",
     "raw/sums/plain/job.jsonl", "raw/sums/plain/log.txt", "raw/sums/plain/cases.json",
     "../profpipe.db", "../.salt", "../ceilings.json",
 )  # fmt: skip

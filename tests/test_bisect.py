@@ -63,7 +63,7 @@ def state_of(folder):
 
 @pytest.fixture(scope="module")
 def simulation():
-    return plugins.load_module(ROOT / "benchmarks" / "bisect.py")
+    return plugins.load_module(ROOT / "benchmarks" / "bisections.py")
 
 
 def simulate(simulation, kind, seed, deviation=0.02):
@@ -161,7 +161,7 @@ def test_the_commit_is_named_and_others_are_skipped(tmp_path):
     assert full["comparisons"][-1]["kind"] == "step" and full["comparisons"][-1]["a"] == 3
     first = (run / "pipeline.yaml").read_text(encoding="utf-8").splitlines()[0]
     assert first.startswith("# Repeats the run in this folder: profpipe bisect pipeline.yaml 'HEAD~7..' --build ")
-    public = [path for path in run.rglob("*") if path.is_file() and path.name not in ("order.json", "sides.json")]
+    public = [path for path in run.rglob("*") if path.is_file() and path.name not in ("request.json", "sides.json")]
     assert [path for path in public if b"hunter2" in path.read_bytes()] == []
     # What a resumed run starts is known to the list of this user's runs: a changed build is not.
     sides = run / "raw" / "sides.json"

@@ -87,7 +87,7 @@ def test_the_number_of_captures_is_kept_for_resume_and_a_run_of_an_earlier_versi
     path = project / "pipeline.yaml"
     RunRequest.create(load_pipeline(path), path, project, captures=3).save(project / "run")
     assert RunRequest.load(project / "run").captures == 3
-    file = project / "run/raw/order.json"
+    file = project / "run/raw/request.json"
     document = json.loads(file.read_text())
     file.write_text(json.dumps({key: value for key, value in document.items() if key != "captures"}))
     assert RunRequest.load(project / "run").captures is None
@@ -205,7 +205,7 @@ TOO_MUCH: tuple[tuple[dict[str, object], str], ...] = (
 @pytest.mark.slow
 def test_a_saved_request_that_asks_for_more_than_any_run_is_refused(project, capsys):
     assert cli.main(["run", str(project / "pipeline.yaml"), "-p", "plain", "--out", str(project / "out")]) == 0
-    (file,) = (project / "out").glob("2*/raw/order.json")
+    (file,) = (project / "out").glob("2*/raw/request.json")
     saved = file.read_text()
     for change, where in TOO_MUCH:
         document = json.loads(saved)

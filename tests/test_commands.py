@@ -317,7 +317,7 @@ def test_a_job_whose_reading_was_interrupted_is_read_again(project, monkeypatch)
 def test_a_run_whose_workload_was_edited_is_not_resumed_until_the_old_text_is_back(project):
     assert interrupted(project) == 130
     folder = (project / "out" / "latest").resolve()
-    assert (folder / "raw" / "basis.json").stat().st_mode & 0o077 == 0
+    assert (folder / "raw" / "fingerprint.json").stat().st_mode & 0o077 == 0
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     (project / "sums.py").write_text(WORKLOAD.replace("time.sleep(0.3)", "time.sleep(0.1)"))
     done = profpipe(project, "resume", env={"OMP_NUM_THREADS": "3"})
@@ -346,7 +346,7 @@ def test_another_cpu_is_another_machine_and_another_build_of_the_operating_syste
     (tmp_path / "mine.py").touch()
     job = job_of(tmp_path, "pass", profiler="plain", script=tmp_path / "mine.py")
     fingerprint.save(tmp_path, [job], tmp_path, {"os": "Linux 6.1", "cpu": "one"})
-    for path in (tmp_path / "raw" / "order.json", tmp_path / "run.json"):
+    for path in (tmp_path / "raw" / "request.json", tmp_path / "run.json"):
         path.touch()
     fingerprint.check(tmp_path, [job], {"os": "Linux 6.2", "cpu": "one"})
     with pytest.raises(errors.ConfigError, match=r"attention \(the machine\)"):

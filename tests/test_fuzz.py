@@ -155,8 +155,8 @@ def test_damaged_results_folders_are_read_or_refused(tmp_path, tmp_path_factory)
     kinds: list[tuple[str, Path, str, list[str]]] = [
         ("run.json", tables, "run.json", ["report"]),
         ("run.json", run, "run.json", ["compare"]),
-        ("order.json", run, "raw/order.json", ["resume"]),
-        ("basis.json", run, "raw/basis.json", ["resume"]),
+        ("request.json", run, "raw/request.json", ["resume"]),
+        ("fingerprint.json", run, "raw/fingerprint.json", ["resume"]),
         ("job.jsonl", run, events, ["ingest"]),
         ("job.jsonl", run, events, ["report"]),
         ("tables, Parquet", tables, "kernels.parquet", ["compare"]),

@@ -50,7 +50,7 @@ def test_the_record_names_the_tool_and_the_files_that_it_left(run_under_nsys):
     assert [Path(file.path).name for file in job.files] == ["capture.sqlite", "job.jsonl"]
     assert (run_under_nsys / "raw" / "attention" / "nsys" / "capture.nsys-rep").stat().st_size > 0
     files = [run_under_nsys / name for name in record.private_files]
-    assert {path.name for path in files} == {"capture.nsys-rep", "log.txt", "order.json", "basis.json"}
+    assert {path.name for path in files} == {"capture.nsys-rep", "log.txt", "request.json", "fingerprint.json"}
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in files)
 
 

@@ -141,7 +141,7 @@ def test_no_secret_of_the_arguments_is_written_and_the_program_gets_them_all(pro
     texts = {path: path.read_bytes() for path in [*public, project / "out" / "profpipe.db"]}
     for secret in (b"hf_s3cret", b"hunter2", b"pa55word"):
         assert [path for path, text in texts.items() if secret in text] == []
-    assert run / "raw" / "order.json" in private and all(path.stat().st_mode & 0o077 == 0 for path in private)
+    assert run / "raw" / "request.json" in private and all(path.stat().st_mode & 0o077 == 0 for path in private)
     written = yaml.safe_load((run / "pipeline.yaml").read_text())["workloads"]["train"]["command"]
     assert written[2:] == [
         "--hub-token", "${HUB_TOKEN}", "--password=${PASSWORD}", "--db", "pg://me:${DB_PASS}@host",

@@ -145,7 +145,7 @@ def test_what_the_batch_script_sets_is_in_private_files_only(tmp_path, capsys):
     own = request(tmp_path, f"{PIPELINE}slurm: {{setup: [export DB_PASSWORD=hunter2-hunter2, module load cuda]}}\n")
     run = submit.create(own, ["profpipe"], comparisons)
     holders = [path for path in run.rglob("*") if path.is_file() and "hunter2" in path.read_text(errors="replace")]
-    assert sorted(path.name for path in holders) == ["job.sh", "order.json"]
+    assert sorted(path.name for path in holders) == ["job.sh", "request.json"]
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in holders)
     words = "options: ['--export=ALL,HF_TOKEN=a-b,X=1', --mem=4G], launcher: [apptainer, --env, DB_PASSWORD=p=q, i.sif]"
     path = tmp_path / "words.yaml"
@@ -177,7 +177,7 @@ def test_options_after_the_dashes_are_published_without_secrets(tmp_path):
     run = submit.create(own, ["profpipe", "run", "--slurm", "--", *words], comparisons)
     texts = {path.name: path.read_text(errors="replace") for path in run.rglob("*") if path.is_file()}
     holders = [name for name, text in texts.items() if "hunter2" in text or "tok-tok" in text]
-    assert sorted(holders) == ["job.sh", "order.json"]
+    assert sorted(holders) == ["job.sh", "request.json"]
     command = json.loads(texts["run.json"])["command"]
     assert command[4:] == ["--export=ALL,DB_PASSWORD=...,db_pass=...", "--comment", "MY_TOKEN=...", "--mem=4G"]
 
@@ -325,7 +325,7 @@ def test_collect_renders_no_template_that_a_foreign_run_names(tmp_path, monkeypa
     options = argparse.Namespace(json=None, quiet=True, csv=False)
     assert cluster.collect(run, options) == 1
     assert (run / "SUMMARY.md").read_text() == "template of the pipeline\n"
-    order = run / "raw" / "order.json"
+    order = run / "raw" / "request.json"
     for named in ("inside/pipeline.yaml", f"{tmp_path}/./pipeline.yaml"):
         order.write_text(json.dumps({**json.loads(order.read_text()), "path": named}))
         cluster.collect(run, options)

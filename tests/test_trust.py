@@ -70,6 +70,13 @@ def test_a_run_that_its_user_moved_is_resumed_without_a_question(run, tmp_path):
     assert resume(moved) == 0 and mark()
 
 
+def test_a_run_of_a_version_before_1_0_is_resumed_without_a_question(run):
+    for old, new in (("order.json", "request.json"), ("basis.json", "fingerprint.json")):
+        (run / "raw" / new).rename(run / "raw" / old)
+    assert not fingerprint.find_doubt(run)
+    assert resume() == 0 and mark() and not (run / "raw" / "request.json").exists()
+
+
 def test_the_list_of_runs_is_private_and_has_a_line_for_each_run(run, request_of):
     known = _list_file()
     assert known.stat().st_mode & 0o777 == 0o600 and known.parent.stat().st_mode & 0o777 == 0o700
@@ -99,7 +106,7 @@ def _other_request(run):
 
 
 def _no_fingerprint(run):
-    (run / "raw" / "basis.json").unlink()
+    (run / "raw" / "fingerprint.json").unlink()
 
 
 def _sides_added(run):

@@ -170,7 +170,7 @@ def test_the_secrets_of_a_pipeline_are_in_private_files_only(project):
     found, private = leaks(project / "out")
     assert found == []
     names = {path.name for path in private}
-    assert {"order.json", "log.txt", "cases.json"} <= names
+    assert {"request.json", "log.txt", "cases.json"} <= names
     run = (project / "out" / "latest").resolve()
     logs = "".join(path.read_text() for path in (run / "raw").rglob("log.txt"))
     assert all(secret in logs for name, secret in SECRETS.items()), "the programs printed every secret"
@@ -201,7 +201,7 @@ def test_the_secrets_of_a_program_are_in_private_files_only(project):
     done = profpipe(project, "run", *options, "--", sys.executable, "leaks.py", *words)
     assert done.returncode == 1 and printed(done) == [], done.stderr
     found, private = leaks(project / "program")
-    assert found == [] and {"order.json", "log.txt"} <= {path.name for path in private}
+    assert found == [] and {"request.json", "log.txt"} <= {path.name for path in private}
     text = (project / "program" / "latest" / "pipeline.yaml").read_text()
     assert "token: ['${TOKEN}']" in text or "${TOKEN}" in text
     assert "# Set API_KEY, PASSWORD, SECRET" in text

@@ -25,10 +25,10 @@ from profpipe.errors import ConfigError
 from profpipe.job import Job, Missing
 from profpipe.results import atomic
 from profpipe.runner import guided_ncu, job_cache, process, sides
-from profpipe.runner.request import REQUEST_FILE, readable
+from profpipe.runner.request import REQUEST_FILE, find_saved, readable
 
 #: The dependencies of each job at the start of the run. Private, for the hashes have no salt.
-FILE: Final = Path("raw") / "basis.json"
+FILE: Final = Path("raw") / "fingerprint.json"
 
 #: How many changes are named for each workload.
 _MAX_NAMED: Final = 4
@@ -46,7 +46,7 @@ def check(folder: Path, planned: Sequence[Job], machine: Mapping[str, Any]) -> N
     """
     saved = _read(folder)
     files = (path for path in (folder / "raw").rglob("*") if path.is_file())
-    began = (folder / REQUEST_FILE).stat().st_mtime
+    began = find_saved(folder, REQUEST_FILE).stat().st_mtime
     ended = max(path.stat().st_mtime for path in (folder / "run.json", *files))
     changes: dict[str, list[str]] = {}
     for job in planned:
@@ -186,7 +186,8 @@ def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 def _digest(folder: Path) -> str:
     """Return the hash of the files that say what the run starts."""
-    parts = [(folder / name).read_bytes() if (folder / name).is_file() else b"" for name in _HASHED]
+    paths = [find_saved(folder, name) for name in _HASHED]
+    parts = [path.read_bytes() if path.is_file() else b"" for path in paths]
     return hashlib.sha256(b"\n".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
 

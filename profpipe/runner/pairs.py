@@ -43,7 +43,7 @@ from profpipe.results.pair_blocks import PairBlock
 from profpipe.results.schema import Tables
 from profpipe.results.tasks import Task
 from profpipe.runner import checkout, fingerprint, plan, program_copy, sides
-from profpipe.runner.request import ExaminedMachine, RunRequest, plan_jobs
+from profpipe.runner.request import ExaminedMachine, RunRequest, find_saved, plan_jobs
 from profpipe.runner.sides import PairSide
 
 #: (workload, case) with the case's name on both sides.
@@ -256,7 +256,7 @@ class Pairs:
 
     def _record_sources(self) -> None:
         """Record the code of both sides. A task of a cluster has compared it with what was submitted."""
-        if self._session.task is None and not (self._folder / fingerprint.FILE).exists():
+        if self._session.task is None and not find_saved(self._folder, fingerprint.FILE).exists():
             fingerprint.save(self._folder, self.jobs(), self._folder, self._session.machine.described)
             fingerprint.remember(self._folder)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -30,7 +30,9 @@ from profpipe.runner import plan, process, secret_values
 from profpipe.runner.slurm import queue
 
 #: Private, for it holds the pipeline with the values of its environment variables. A resumed run needs them.
-REQUEST_FILE = Path("raw") / "order.json"
+REQUEST_FILE = Path("raw") / "request.json"
+#: Names that versions before 1.0 gave to files of a run.
+_OLD_NAMES: Final = {"request.json": "order.json", "fingerprint.json": "basis.json"}
 
 #: The file also has the pipeline and its path. A file of an older version may lack some of these fields.
 _SAVED = ("workloads", "profilers", "reuse", "captures", "secrets", "hidden", "comparisons", "ncu_cases")
@@ -188,11 +190,18 @@ def _remove(document: Any, place: Sequence[str | int]) -> bool:
     return True
 
 
+def find_saved(folder: Path, name: Path) -> Path:
+    """Return the path of the file ``name`` of a run, which may have its old name."""
+    path = folder / name
+    old = path.with_name(_OLD_NAMES.get(path.name, path.name))
+    return old if old.is_file() and not path.exists() else path
+
+
 @contextmanager
 def readable(folder: Path, name: Path) -> Iterator[Any]:
     """Yield the JSON document in the file ``name`` of a run. Raises ConfigError where it is not what profpipe wrote."""
     try:
-        yield json.loads(atomic.read_regular(folder / name).decode())
+        yield json.loads(atomic.read_regular(find_saved(folder, name)).decode())
     except OSError:
         raise ConfigError(str(folder), f"cannot be resumed: its {name} is gone.", "Start it again.") from None
     except ValidationError as error:

@@ -67,7 +67,7 @@ from profpipe.runner import (
 )
 from profpipe.runner.pairs import ChooseAgain, Pairs
 from profpipe.runner.prestart import Prestart
-from profpipe.runner.request import REQUEST_FILE, ExaminedMachine, RunRequest, plan_jobs
+from profpipe.runner.request import REQUEST_FILE, ExaminedMachine, RunRequest, find_saved, plan_jobs
 from profpipe.runner.sides import PairSide
 from profpipe.runner.slurm import queue
 from profpipe.scrub import exports
@@ -246,7 +246,7 @@ class Session:
         self.check_machine()
         if self.pairs is None:
             fingerprint.check(self.folder, self.plan(), self.machine.described)
-        elif (self.folder / fingerprint.FILE).exists():
+        elif find_saved(self.folder, fingerprint.FILE).exists():
             fingerprint.check(self.folder, self.pairs.jobs(), self.machine.described)
         folders.point_latest(self.request.out)
 
@@ -587,7 +587,8 @@ class Session:
         if job.folder.is_dir():
             job.folder.chmod((self.folder / "raw").stat().st_mode & 0o777)
         own_files = (REQUEST_FILE, fingerprint.FILE, sides.SIDES_FILE)
-        requests = [str(name) for name in own_files if (self.folder / name).exists()]
+        paths = (find_saved(self.folder, name) for name in own_files)
+        requests = [str(path.relative_to(self.folder)) for path in paths if path.exists()]
         below = f"{self._name(job.folder)}/"
         others = (
             name
