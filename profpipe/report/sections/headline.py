@@ -31,7 +31,7 @@ from profpipe.report.labels import (
 )
 from profpipe.report.sections import recording, roofline, step_times, steps, times, waits
 from profpipe.report.sections.times import MOST_NAMES, doubt_of, tied_names
-from profpipe.report.units import Unit, number, percent, size_unit, step_unit, time_unit
+from profpipe.report.units import Unit, number, percent, ratio as write_ratio, size_unit, step_unit, time_unit
 from profpipe.results.schema import StepRule
 
 #: Workloads whose answers the page begins with; of more, each stands in the section of its workload.
@@ -310,10 +310,12 @@ def _many_shapes(workload: WorkloadFindings, shapes: Sequence[Shape]) -> doc.Tex
     if clear:
         among = " of the accurate ones" if any(shape.win.disqualified for shape in shapes if shape.win) else ""
         most = len(clear) if len(clear) <= _MOST_WINNERS + 1 else _MOST_WINNERS
-        winners: list[doc.Text] = [
-            fill("{} {} ({})", doc.Code(name), where(won_shapes, len(shapes)), _leads(won_shapes))
-            for name, won_shapes in list(clear.items())[:most]
-        ]
+        winners: list[doc.Text] = []
+        is_named = False
+        for name, won_shapes in list(clear.items())[:most]:
+            lead = _leads(won_shapes, is_named=is_named)
+            winners.append(fill("{} {} ({})", doc.Code(name), where(won_shapes, len(shapes)), lead))
+            is_named = is_named or all(map(_has_speedup, won_shapes))
         if others := list(clear.values())[most:]:
             winners.append(f"{len(others)} others in {sum(map(len, others))}")
         parts.append(fill(f"Fastest{among}: {{}}.", doc.join(winners)))
@@ -352,13 +354,18 @@ def _everywhere(workload: WorkloadFindings, shapes: Sequence[Shape]) -> doc.Text
     )
 
 
-def _leads(shapes: Sequence[Shape]) -> doc.Text:
-    """Return ``1.34x to 1.61x over `sdpa_flash` (baseline)``; without a baseline, over the next case."""
+def _leads(shapes: Sequence[Shape], *, is_named: bool = False) -> doc.Text:
+    """Return ``1.34x to 1.61x over `sdpa_flash` (baseline)``; without a baseline, over the next case.
+
+    ``is_named``: the sentence has named the baseline before.
+    """
     leads = [_over(shape, shapes) for shape in shapes]
     low, high = ratio(min(leads)), ratio(max(leads))
-    span = fill("{} to {}", low, high) if doc.plain(low) != doc.plain(high) else low
+    span = fill("{} to {}", low, high) if write_ratio(min(leads)) != write_ratio(max(leads)) else low
     if not all(map(_has_speedup, shapes)):
         return fill("{} over the next", span)
+    if is_named:
+        return span
     first, *others = dict.fromkeys(shape.baseline.variant if shape.baseline else "" for shape in shapes)
     baseline = fill("{} (baseline)", doc.Code(first)) if first and not others else "the baseline"
     return fill("{} over {}", span, baseline)
