@@ -90,8 +90,12 @@ def add_output_format(parser: argparse.ArgumentParser) -> None:
     formats = parser.add_mutually_exclusive_group()
     add_quiet(formats)
     add_json(formats)
-    formats.add_argument("--open", action="store_true", help="open report.html in the browser at the end")
+    add_open(formats)
     add_csv(parser)
+
+
+def add_open(parser: Any) -> None:
+    parser.add_argument("--open", action="store_true", help="open report.html in the browser at the end")
 
 
 def add_json(parser: Any) -> None:

@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, help="seed of the order in each pair (default: drawn)")
     arguments.add_quiet(parser)
+    arguments.add_open(parser)
     arguments.add_json_file(parser)
     arguments.add_csv(parser)
     arguments.add_verbose(parser)
