@@ -51,7 +51,7 @@ class Bisection:
     """What the pairs so far say. Commits have their numbers in the record, from 0 for GOOD.
 
     ``whole`` is the verdict on BAD against GOOD. ``probabilities`` has by commit how likely it is the first that
-    changes the time; commits that cannot be told apart share theirs. ``remaining`` are the commits that hold
+    changes the time; commits that cannot be separated have equal ones. ``remaining`` are the commits that hold
     ``CERTAIN`` together. ``step`` is the verdict on the last of them against the last one before them that can be
     measured, from ``step_pairs``. ``part`` is the part of the whole difference that the step makes, where it leaves
     some of it for other commits. ``question`` is what to measure next, in ``pairs``; None at the end.

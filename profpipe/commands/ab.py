@@ -78,12 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="seed of the order in each pair (default: drawn)")
     parser.add_argument("--slurm", action="store_true", help="submit the cases to a Slurm cluster; see docs/cluster.md")
     arguments.add_wait(parser, "with --slurm")
-    arguments.add_quiet(parser)
-    arguments.add_open(parser)
-    arguments.add_json_file(parser)
-    arguments.add_csv(parser)
-    arguments.add_verbose(parser)
-    arguments.add_out(parser)
+    arguments.add_output_of_pairs(parser)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -212,6 +212,16 @@ def shown_path(path: Path) -> str:
     return visible_line(os.path.relpath(path) if path.is_relative_to(Path.cwd()) else path)
 
 
+def add_output_of_pairs(parser: argparse.ArgumentParser) -> None:
+    """Add what ``ab`` and ``try`` print and write."""
+    add_quiet(parser)
+    add_open(parser)
+    add_json_file(parser)
+    add_csv(parser)
+    add_verbose(parser)
+    add_out(parser)
+
+
 #: Options of a program after ``--``, and what a pipeline file has in their place.
 _OF_PROGRAMS: Final = {
     "name": "name: NAME",

@@ -67,9 +67,9 @@ def choose_changes(session: Session, listener: ProgressListener) -> None:
     """Measure the changes and make the best combination side B of the run; without one the run gets no pairs."""
     screening = _Screening(session, listener)
     screening.look()
-    if screening.has_time:
+    if screening.has_planned:
         screening.measure_unchanged()
-    if screening.has_time:
+    if screening.has_planned:
         chosen = screening.combine(screening.measure_changes())
         screening.finish(chosen)
     else:
@@ -254,7 +254,7 @@ class _Screening:
         return 1.0 if hasattr(candidate.file, "IS_LIKELY") else _UNKNOWN_PART if part is None else part
 
     @property
-    def has_time(self) -> bool:
+    def has_planned(self) -> bool:
         return any(change.outcome is TryOutcome.PLANNED for change in self._changes.values())
 
     def _leave_out(self, names: Iterable[str], why: str) -> None:

@@ -46,12 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pairs", type=arguments.positive_count, default=_PAIRS, help=f"pairs of the combination (default: {_PAIRS})"
     )
     parser.add_argument("--seed", type=int, help="seed of the order in each pair (default: drawn)")
-    arguments.add_quiet(parser)
-    arguments.add_open(parser)
-    arguments.add_json_file(parser)
-    arguments.add_csv(parser)
-    arguments.add_verbose(parser)
-    arguments.add_out(parser)
+    arguments.add_output_of_pairs(parser)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -30,7 +30,7 @@ def headline(findings: PairFindings, run: Manifest) -> doc.Section:
     return doc.make_section("headline", "", [doc.Paragraph(answer), lines if lines.text else None, doc.Bullets(facts)])
 
 
-def kept(tried: TryEntry) -> Sequence[TriedChange]:
+def _find_chosen(tried: TryEntry) -> Sequence[TriedChange]:
     """Return the changes of the combination; while changes are tried, those that are kept so far."""
     chosen = tried.chosen or [change.name for change in tried.changes if change.outcome is TryOutcome.KEPT]
     return [change for change in tried.changes if change.name in chosen]
@@ -41,7 +41,7 @@ def _judged(findings: PairFindings) -> Change | None:
 
 
 def _answer(findings: PairFindings, settings: PairsEntry, tried: TryEntry) -> str:
-    case, chosen = _judged(findings), kept(tried)
+    case, chosen = _judged(findings), _find_chosen(tried)
     names, count = " and ".join(change.name for change in chosen), plural(len(chosen), "change")
     if not chosen:
         measured = any(change.ns for change in tried.changes)
@@ -49,7 +49,7 @@ def _answer(findings: PairFindings, settings: PairsEntry, tried: TryEntry) -> st
     if case is None or case.judgement is None:
         return f"{count} may make the program faster: {names}. No pair of processes has measured them together."
     if tried.harm:
-        return f"Refused: with {names} the program computes something else: {tried.harm}."
+        return f"Refused: {names}. Nothing shows that the program computes the same: {tried.harm}."
     low, high = (None if end is None else 1 / end for end in (case.judgement.ci_high, case.judgement.ci_low))
     interval = f" (99 %: {ratio(low)} to {ratio(high)})" if low and high else ""
     together = ", measured together" if len(chosen) > 1 else ""
@@ -68,7 +68,7 @@ def _write_lines(findings: PairFindings, tried: TryEntry) -> Iterator[str]:
     """Yield what to write into the program, and where."""
     case = _judged(findings)
     if case is not None and case.verdict is Verdict.FASTER and not tried.harm:
-        for change in kept(tried):
+        for change in _find_chosen(tried):
             yield f"{change.place}: {change.code}" if change.place else change.code
 
 
@@ -76,7 +76,8 @@ def _facts(findings: PairFindings, run: Manifest, settings: PairsEntry, tried: T
     if not findings.is_complete:
         yield fill("The run has not ended: {} goes on.", doc.Code(environment.command_on(run, "resume")))
     case = _judged(findings)
-    if numerics := [doc.Code(change.name) for change in kept(tried) if change.alters_numerics]:
+    numerics = [doc.Code(change.name) for change in _find_chosen(tried) if change.alters_numerics]
+    if numerics and case is not None and tried.loss and not tried.harm:
         yield fill("{}: alters numerics, within the spread between seeds.", doc.join(numerics, last=" and "))
     if case is not None and tried.loss and not tried.harm:
         yield f"Beside the unchanged program, over {plural(settings.pairs, 'seed')}: {tried.loss}."
