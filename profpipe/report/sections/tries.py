@@ -80,7 +80,7 @@ def _facts(findings: PairFindings, run: Manifest, settings: PairsEntry, tried: T
     if numerics and case is not None and tried.loss and not tried.harm:
         yield fill("{}: alters numerics, within the spread between seeds.", doc.join(numerics, last=" and "))
     if case is not None and tried.loss and not tried.harm:
-        yield f"Beside the unchanged program, over {plural(settings.pairs, 'seed')}: {tried.loss}."
+        yield f"Compared with the unchanged program over {plural(settings.pairs, 'seed')}: {tried.loss}."
     if case is not None:
         yield (
             f"{plural(settings.pairs, 'pair')} of fresh processes, each pair with a seed. Expected false alarms if the"
@@ -113,7 +113,7 @@ def changes(tried: TryEntry) -> doc.Section:
         (doc.number("seconds", "a process, s"), lambda row: row.seconds),
         (doc.number("memory", "peak memory", memory), lambda row: row.peak_bytes),
         (doc.number("energy", "J a step"), lambda row: row.joules),
-        (doc.words("loss", "beside the unchanged program"), lambda row: row.loss),
+        (doc.words("loss", "compared with unchanged"), lambda row: row.loss),
         (doc.words("reason", "why"), lambda row: row.reason),
     ]
     blocks = [doc.table_of("changes", rows, columns), doc.Paragraph(_BEFORE) if rows else None]
