@@ -7,7 +7,8 @@ One JSON object a line; ``hook`` names what the line holds:
 * ``flops``: the FLOPs of one step ``by_type`` of data, those of what is computed ``again``, and the calls of operators
   whose FLOPs are ``unknown``; or ``why`` none were counted;
 * ``steps``: numbers, starts on the host (ns since the epoch) and durations (ns), torch's peak memory so far, and where
-  calls of modules are steps what each of the ``calls`` is, as in ``profpipe.ingest.steps.calls``; about once a second
+  calls of modules are steps what each of the ``calls`` is, as in ``profpipe.ingest.steps.calls``; where torch's data
+  loader is used, the ns in ``loading_ns`` in which the program waits for it; about once a second
   also the number of ``gpus`` and their ``energy``: when the counter was read (ns), and the energy so far (mJ);
 * ``span``: the recording of a span of time began; ``memory``: at its end, the peaks of torch's memory and the host's;
 * ``restart``: the steps before it were none, since a rule applied that says more;
@@ -98,6 +99,7 @@ def _tables(lines: list[dict[str, Any]], damage: list[str]) -> schema.Tables:
             [
                 *_memory(written, about),
                 *_sum_parts(written, iterations, parts),
+                *(_sum_loading(written, about, steps) if not parts else ()),
                 *_requests(requests, steps),
                 *_energy(written, about, steps, parts, requests),
                 *_flops(lines, about),
@@ -375,6 +377,19 @@ def _windows(written: list[dict[str, Any]]) -> Iterator[tuple[float, float, dict
                 (begin_ns, begin_mj), (end_ns, end_mj) = last["energy"], line["energy"]
                 yield (end_mj - begin_mj) / 1e3, (end_ns - begin_ns) / 1e9, walls
             last, walls = line, {}
+
+
+def _sum_loading(written: list[dict[str, Any]], about: dict[str, Any], steps: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Yield how long a mean steady step waits for a data loader."""
+    loading = {
+        int(step): float(ns)
+        for line in written
+        for step, ns in zip(line.get("step", ()), line.get("loading_ns", ()), strict=False)
+    }
+    steady = steps.loc[steps["state"] == StepState.STEADY.value, "step"].tolist()
+    if loading and steady and about.get("rank") is None:
+        ns = sum(loading.get(int(step), 0.0) for step in steady) / len(steady)
+        yield {"subject": "", "metric": schema.WAIT_LOADING, "value": ns, "unit": "ns", "n": len(steady)}
 
 
 def _flops(lines: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[dict[str, Any]]:

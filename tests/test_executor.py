@@ -449,6 +449,15 @@ def test_a_job_sees_what_it_needs_of_the_environment_and_no_secret(tmp_path, mon
     assert seen["PATH"] == os.environ["PATH"]
 
 
+def test_processes_keep_compiled_modules_where_the_shell_forbids_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
+    show = "print(json.dumps([sys.dont_write_bytecode, sys.pycache_prefix]))"
+    outcome = carry_out(job_of(tmp_path, show), fake_profiler(tmp_path))
+    assert json.loads(log_of(outcome).splitlines()[1]) == [False, str(tmp_path / "cache" / "profpipe" / "bytecode")]
+
+
 def test_the_log_names_each_process_and_not_its_environment(tmp_path):
     export = "open(__import__('sys').argv[1], 'w').write('x'); print('exported')"
     job = job_of(tmp_path, "print('out'); print('err', file=sys.stderr)", env={"API_KEY": "not to be seen"})

@@ -95,6 +95,24 @@ def test_a_planted_wait_is_named_with_its_line_and_its_time(
     assert waits[f"{kind} > train.py:{line}"] / MS == pytest.approx(expected, rel=0.05, abs=1)
 
 
+def test_without_a_profiler_only_the_wait_for_the_loader_is_timed(
+    planted: tuple[Path, dict[str, list[float]]],
+) -> None:
+    folder = planted[0].parents[1]
+    profpipe(folder, "run", "-q", "-p", "plain", "--", sys.executable, "train.py")
+    run = (folder / "out" / "latest").resolve()
+    metrics = pd.read_parquet(run / "metrics.parquet")
+    waits = metrics[metrics["metric"].str.startswith("step_wait")]
+    assert waits["metric"].tolist() == ["step_wait_loading"]
+    printed = next(run.glob("raw/*/plain/log.txt")).read_text(encoding="utf-8")
+    truth = json.loads(printed.rpartition("TRUTH")[2].strip().splitlines()[0])
+    steps = pd.read_parquet(run / "steps.parquet")
+    steady = steps.loc[steps["state"] == "steady", "step"].astype(int) + 1
+    expected = 1000 * np.mean([truth["loader"][step] for step in steady])
+    assert waits["value"].item() / MS == pytest.approx(expected, rel=0.05, abs=1)
+    assert waits["n"].item() == len(steady)
+
+
 def test_the_page_says_what_a_step_spends_and_what_that_step_could_gain(
     planted: tuple[Path, dict[str, list[float]]],
 ) -> None:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from profpipe.analysis.steps import CaseSteps, RankSteps, StepPart
-from profpipe.results.schema import HOST_CODE, LAUNCHING, PATH_SEPARATOR, RANK_PREFIX, WAIT_HIDDEN, WAIT_IDLE
+from profpipe.results.schema import (
+    HOST_CODE,
+    LAUNCHING,
+    PATH_SEPARATOR,
+    RANK_PREFIX,
+    WAIT_HIDDEN,
+    WAIT_IDLE,
+    WAIT_LOADING,
+)
 
 if TYPE_CHECKING:
     from profpipe.analysis.findings import WorkloadFindings
@@ -84,6 +93,22 @@ def find_waits(workload: WorkloadFindings, case_steps: CaseSteps, rank: RankStep
 
 
 _METRICS: Final = (WAIT_IDLE, WAIT_HIDDEN)
+
+
+def find_loading(workload: WorkloadFindings, case_steps: CaseSteps, waits: Sequence[Wait]) -> tuple[Wait, float] | None:
+    """Return the wait for the data loader in a step without a profiler, and the ns of that step.
+
+    A profiler slows the rest of a step, and hides a part of this wait behind it. None where it was not measured.
+    """
+    plain = workload.recorded.step_numbers.get((case_steps.case, "plain"), {}).get(WAIT_LOADING, {}).get("")
+    wait = next((wait for wait in waits if wait.name == "DataLoader"), None)
+    if plain is None or wait is None or not case_steps.is_on_gpu or case_steps.processes > 1:
+        return None
+    idle_ns = max(plain.value - wait.hidden_ns, wait.idle_ns)
+    step_ns = case_steps.times["plain"].ns
+    longer = idle_ns / max(wait.idle_ns, 1.0)
+    places = tuple((place, ns * longer) for place, ns in wait.places)
+    return (replace(wait, idle_ns=idle_ns, places=places), step_ns) if idle_ns < step_ns else None
 
 
 def _take_overhead(idle: dict[str, float], overhead_ns: float) -> dict[str, float]:

@@ -18,7 +18,7 @@ from profpipe import ranges
 from profpipe.hook import clock, settings, torch_profiler
 from profpipe.hook.energy import EnergyCounter
 from profpipe.hook.flops import FlopStep
-from profpipe.hook.host import Host
+from profpipe.hook.host import Host, LoaderClock
 from profpipe.hook.modules import ModuleRanges
 from profpipe.hook.record import HookRecord, Pending
 from profpipe.hook.settings import HookSettings
@@ -169,12 +169,15 @@ class StepCapture:
 
 
 class Times(StepCapture):
-    """The times of the steps, the peak of torch's memory, and the energy that the GPUs have drawn."""
+    """The times of the steps, their waits for a data loader, torch's peak memory, and the energy of the GPUs."""
 
     def __init__(self, given: HookSettings, record: HookRecord) -> None:
         super().__init__(given, record)
         #: By the number of a step that has not been written: what it calls.
         self._calls: Dict[int, str] = {}
+        #: By the same number: ns in which it waits for a data loader.
+        self._loading: Dict[int, int] = {}
+        self._loader: Any = None
         self._rows: List[clock.Row] = []
         self._offset = 0
         self._pending = Pending(given.path(f"{given.place}{os.getpid()}.pending"))
@@ -193,11 +196,16 @@ class Times(StepCapture):
                 # To open NVML can take a second, so it is done before the first step.
                 self._energy = EnergyCounter(library)
             self._rule, self._words = rule, f"{rule} {self._clock.name} ".encode()
+        if self._loader is None:
+            self._loader = LoaderClock()
+        self._loader.take()
         if call:
             self._calls[number] = call
         self._clock.begin(number)
 
     def end(self, number: int) -> None:
+        if self._loader.is_used:
+            self._loading[number] = self._loader.take()
         self._keep(self._clock.end())
         self._mark_unfinished()
 
@@ -226,6 +234,7 @@ class Times(StepCapture):
         self._clock = None
         self._clear()
         self._calls.clear()
+        self._loading.clear()
         self.record.write("restart")
 
     def finish(self) -> None:
@@ -246,6 +255,9 @@ class Times(StepCapture):
         }
         if self._calls:
             columns["calls"] = [self._calls.pop(row[0], "") for row in rows]
+        loading_ns = [self._loading.pop(row[0], 0) for row in rows]
+        if any(loading_ns):
+            columns["loading_ns"] = loading_ns
         more: Dict[str, Any] = {**clock.peaks_of_torch()}
         try:
             # The GPU may be inside the next step. Making it wait here would change the times.

@@ -1,6 +1,7 @@
 """What the host does during the recorded steps: waits that have a name, and samples of the Python line of each thread.
 
-It is recorded in jobs that are profiled anyway, never in one without a profiler. A thread wakes 200 times a second, at
+It is recorded in jobs that are profiled anyway. In one without a profiler only the waits for a data loader are timed:
+a profiler slows the rest of a step, and hides such a wait behind it. A thread wakes 200 times a second, at
 random intervals: at a constant one it would see every step of 5 ms, or of a tenth of a second, at the same lines. It
 may get the interpreter's lock late, so a sample stands for the time since the one before it, and the switch interval of
 the process is short meanwhile: a count of samples would give pure Python a sixth of its share.
@@ -245,33 +246,10 @@ class Host:
             self._undo.append(lambda: _remove(callbacks.end_callbacks, end))
 
     def _wrap(self, owner: Any, name: str, kind: str, detail: Callable[..., str] = lambda *_: "") -> None:
-        original = getattr(owner, name)
-
         def note(begin: int, end: int, args: Any) -> None:
             self._guard(lambda: self._add(kind, begin, end, detail(*args)))
 
-        # Where a compiled function reads a batch, torch.compile shall not trace or compile these two.
-        note = getattr(sys.modules.get("torch._dynamo"), "disable", lambda function: function)(note)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            begin = time.perf_counter_ns()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                note(begin, time.perf_counter_ns(), args)
-
-        functools.update_wrapper(call, original)
-        call._torchdynamo_disable = True  # type: ignore[attr-defined]
-        skip = getattr(sys.modules.get("torch._dynamo.eval_frame"), "skip_code", None)
-        if skip is not None:
-            skip(call.__code__)
-
-        def undo() -> None:
-            if getattr(owner, name) is call:
-                setattr(owner, name, original)
-
-        setattr(owner, name, call)
-        self._undo.append(undo)
+        self._undo.append(_time_calls(owner, name, note))
 
     def _opened(self, kind: str) -> Callable[..., None]:
         def begin(*_: Any) -> None:
@@ -300,6 +278,54 @@ class Host:
         if self._is_on and len(self._waits) < _MOST_WAITS:
             place, _ = self._places.number(sys._getframe(1))
             self._waits.append((kind, begin, end, threading.get_native_id(), place, detail))
+
+
+class LoaderClock:
+    """How long the program waits for torch's data loader, where no profiler runs: it takes 0.5 us for a batch."""
+
+    def __init__(self) -> None:
+        self._ns, self._thread = 0, threading.get_ident()
+        loader = sys.modules.get("torch.utils.data.dataloader")
+        self.is_used = loader is not None
+        if loader is not None:
+            _time_calls(loader._BaseDataLoaderIter, "__next__", self._add)
+
+    def take(self) -> int:
+        """Return the ns since this was called last. The thread that calls it is the one whose waits count."""
+        self._thread = threading.get_ident()
+        ns, self._ns = self._ns, 0
+        return ns
+
+    def _add(self, begin: int, end: int, args: Any) -> None:
+        if threading.get_ident() == self._thread:
+            self._ns += end - begin
+
+
+def _time_calls(owner: Any, name: str, note: Callable[[int, int, Any], None]) -> Callable[[], None]:
+    """Have ``note`` called with the begin, the end and the arguments of each call; return what undoes it."""
+    original = getattr(owner, name)
+    # Where a compiled function reads a batch, torch.compile shall not trace or compile these two.
+    note = getattr(sys.modules.get("torch._dynamo"), "disable", lambda function: function)(note)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        begin = time.perf_counter_ns()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            note(begin, time.perf_counter_ns(), args)
+
+    functools.update_wrapper(call, original)
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    skip = getattr(sys.modules.get("torch._dynamo.eval_frame"), "skip_code", None)
+    if skip is not None:
+        skip(call.__code__)
+
+    def undo() -> None:
+        if getattr(owner, name) is call:
+            setattr(owner, name, original)
+
+    setattr(owner, name, call)
+    return undo
 
 
 def _count_workers(iterator: Any, *_: Any) -> str:

@@ -238,7 +238,7 @@ _HOOK: Final[Mapping[str, tuple[_Fields, _Fields]]] = {
     "started": ({}, {"profiler": _is_text, "torch": _is_text, "device_name": _is_text, "warmup": _is_index}),
     "steps": (
         {"rule": _is_text, "step": _are_numbers, "start_ns": _are_numbers, "wall_ns": _are_times},
-        {"calls": _are_texts, "gpus": _is_index, "energy": _is_reading},
+        {"calls": _are_texts, "loading_ns": _are_times, "gpus": _is_index, "energy": _is_reading},
     ),
     "flops": (
         {},

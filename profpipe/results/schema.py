@@ -288,6 +288,8 @@ STEP_TRANSFER: Final = "step_transfer"
 #: while queued work kept the GPU busy.
 WAIT_IDLE: Final = "step_wait_idle"
 WAIT_HIDDEN: Final = "step_wait_hidden"
+#: The same where no profiler runs: ns in which the program waits for its data loader in a mean steady step.
+WAIT_LOADING: Final = "step_wait_loading"
 #: Causes that no wrapper of the start-up hook names.
 SYNCHRONISING: Final = "synchronising call"
 COLLECTIVE: Final = "communication"

@@ -336,7 +336,13 @@ def job_variables(job: Job, environment: Mapping[str, str] = os.environ) -> dict
 
     The variables under ``env`` in a pipeline file are added later and not filtered, for the user named them.
     """
-    return dict(environment) if _gets_all(job) else filter_variables(environment)
+    variables = dict(environment) if _gets_all(job) else filter_variables(environment)
+    if variables.get("PYTHONDONTWRITEBYTECODE") and "PYTHONPYCACHEPREFIX" not in variables:
+        # Images of containers set it. Each process would compile the modules of torch again, which takes a second.
+        cache = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        kept = {"PYTHONPYCACHEPREFIX": os.path.join(cache, "profpipe", "bytecode"), "PYTHONDONTWRITEBYTECODE": ""}
+        return {**variables, **kept}
+    return variables
 
 
 def relevant_variables(job: Job, environment: Mapping[str, str] = os.environ) -> dict[str, str]:

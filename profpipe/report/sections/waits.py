@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from profpipe.analysis.findings import CaseResult, WorkloadFindings
 from profpipe.analysis.steps import CaseSteps, StepPart
-from profpipe.analysis.waits import Wait, find_waits
+from profpipe.analysis.waits import Wait, find_loading, find_waits
 from profpipe.report import document as doc
 from profpipe.report.labels import capitalise, case_text, duration, fill, percent
 from profpipe.report.sections.steps import rank_name
@@ -15,6 +15,8 @@ from profpipe.results.schema import COLLECTIVE, HOST_CODE, LAUNCHING, OPERATORS,
 
 #: A cause has a sentence from this share of a step on, and is in the headline from this one on; so many have one.
 _LEAST_SHARE, _LEADING_SHARE, _MOST_SENTENCES = 0.03, 0.1, 3
+#: The steps that a profiler records may take shorter or longer than the mean, by this share of them.
+_OTHER_STEPS = 0.1
 #: A larger gain is none that a step can have.
 _MOST_GAIN = 20.0
 #: Rows of the table, and lines of a cause in a sentence and in a row. Below this share of a step a cause has no row.
@@ -99,34 +101,46 @@ def headline(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     if slowest := slowest_rank(workload, case_steps):
         return slowest
     leading = [wait for wait in waits[:2] if wait.idle_ns >= _LEADING_SHARE * step_ns]
+    loading = find_loading(workload, case_steps, waits)
+    if loading and loading[0].idle_ns / loading[1] >= max(_LEADING_SHARE, waits[0].idle_ns / step_ns):
+        wait, whole_ns = loading
+        return fill("For {} of it the GPU waits for {}.", duration(wait.idle_ns, step_unit([whole_ns])), _name(wait))
     if not leading:
         return ""
     if not case_steps.is_on_gpu:
         # The time of the headline is without a profiler.
         parts = [fill("{} in {}", percent(wait.idle_ns / step_ns), _name(wait)) for wait in leading]
         return fill("Under the profiler a step spends {}.", doc.join(parts))
-    return fill("For {} of it the GPU waits for {}.", duration(waits[0].idle_ns, step_unit([step_ns])), _name(waits[0]))
+    of: doc.Text = "of it"
+    if case.time is not None and abs(case.time.ns - step_ns) > _OTHER_STEPS * step_ns:
+        of = fill("of the {} of a recorded step", duration(step_ns, step_unit([step_ns])))
+    idle = duration(waits[0].idle_ns, step_unit([step_ns]))
+    return fill("For {} {} the GPU waits for {}.", idle, of, _name(waits[0]))
 
 
 def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
     """Yield the largest causes with what could be gained at most and what to do, and what would record others."""
     listed = _list(workload, case)
     if listed is not None:
-        yield from _describe_largest(*listed)
+        yield from _describe_largest(*listed, find_loading(workload, *listed[:2]))
     yield from _name_option(workload, case, listed[1] if listed else ())
 
 
-def _describe_largest(case_steps: CaseSteps, waits: tuple[Wait, ...], step_ns: float) -> Iterator[doc.Text]:
-    large = [wait for wait in waits if wait.idle_ns >= _LEAST_SHARE * step_ns and wait.name in _DEEDS]
-    unit = step_unit([step_ns])
+def _describe_largest(
+    case_steps: CaseSteps, waits: tuple[Wait, ...], recorded_ns: float, loading: tuple[Wait, float] | None
+) -> Iterator[doc.Text]:
+    of_steps = [loading if loading and wait.name == loading[0].name else (wait, recorded_ns) for wait in waits]
+    of_steps.sort(key=lambda pair: -pair[0].idle_ns / pair[1])
+    large = [(wait, ns) for wait, ns in of_steps if wait.idle_ns >= _LEAST_SHARE * ns and wait.name in _DEEDS]
+    unit = step_unit([recorded_ns])
     whole: doc.Text = "a step"
     step = "a step" if case_steps.is_on_gpu else "that step"
     if not case_steps.is_on_gpu:
         # The headline has the time of a step without a profiler, which may be shorter.
-        whole = fill("the {} of a step under the profiler", duration(step_ns, unit))
+        whole = fill("the {} of a step under the profiler", duration(recorded_ns, unit))
     operators_ns = {place: ns for wait in waits if wait.name == OPERATORS for place, ns in wait.places}
     advised: set[str] = set()
-    for wait in large[:_MOST_SENTENCES]:
+    for wait, step_ns in large[:_MOST_SENTENCES]:
         name, advice = _NAMES[wait.name], _DEEDS[wait.name]
         if wait.name == HOST_CODE and operators_ns.get(_line(wait), 0.0) > wait.idle_ns:
             # PyTorch and its profiler work between two operators, of which the line has many.
@@ -143,7 +157,7 @@ def _describe_largest(case_steps: CaseSteps, waits: tuple[Wait, ...], step_ns: f
             fill(" ({})", doc.Code(wait.detail)) if wait.detail.isidentifier() else "",
             _write_places(wait, unit),
             duration(wait.idle_ns, unit),
-            whole,
+            whole if loading is None or wait is not loading[0] else "a step without a profiler",
             _count_launches(case_steps) if wait.name == LAUNCHING else "",
             # Without a cause that is nearly the whole step, another one is the step. Of several ranks the causes are
             # means, and some wait for those of another one.
