@@ -20,7 +20,7 @@ from profpipe.ingest import attribution, launch_tables
 from profpipe.ingest.operations import Spans
 from profpipe.job import Case, Tool
 from profpipe.profilers import ncu, nsys
-from profpipe.runner import artifacts
+from profpipe.runner import after_plain, artifacts
 
 HOOKED = {"hook": True, "steps": {"warmup": 5, "measure": 20, "stop": None, "range": None, "forward": False}}
 
@@ -189,6 +189,22 @@ def test_a_program_ends_after_its_steps_under_torch_and_nsys_where_plain_ran_it_
     # Without plain in the run nothing shows how the program ends.
     profpipe(tmp_path, *options, "-p", "torch", *program)
     assert ends_of(tmp_path, "torch") == (40, True)
+
+
+@pytest.mark.parametrize(("profiler", "given", "step_ms", "expected"), [
+    ("torch", {}, 5, 20),
+    ("torch", {}, 50, 10),
+    ("torch", {}, 3000, 5),
+    ("torch", {"measure": 12}, 3000, 12),
+    ("torch", {"forward": True}, 3000, 20),
+    ("nsys", {}, 137, 20),
+])  # fmt: skip
+def test_torch_records_half_a_second_of_steps_where_no_number_is_given(tmp_path, profiler, given, step_ms, expected):
+    plain = job_of("plain", steps={"warmup": 5, **given}).move_to(tmp_path)
+    line = {**TRAINED, "step": [*range(30)], "start_ns": [1] * 30, "wall_ns": [step_ms * 10**6] * 30}
+    (tmp_path / f"hook.{plain.stem}.0.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
+    job = after_plain.adapt(job_of(profiler, steps={"warmup": 5, **given}), plain, "", 9.0)
+    assert job.settings.steps.measure == expected
 
 
 def ends_of(folder, profiler):

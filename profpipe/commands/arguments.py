@@ -263,9 +263,8 @@ def add_program(parser: argparse.ArgumentParser, set_where: str) -> None:
     group.add_argument(
         "--warmup-steps", type=count, metavar="N", help="first steps, which are not recorded (default: 5)"
     )
-    group.add_argument(
-        "--measure-steps", type=positive_count, metavar="N", help="steps that profilers record (default: 20)"
-    )
+    text = "steps that profilers record (default: 20, under torch fewer long ones)"
+    group.add_argument("--measure-steps", type=positive_count, metavar="N", help=text)
     group.add_argument("--step-range", type=regex, metavar="REGEX", help=STEP_RANGE)
     text = "take each call of the outermost module of torch for a step, for inference"
     group.add_argument("--forward", action="store_true", help=text)

@@ -94,7 +94,10 @@ class Steps(StrictModel):
 
     warmup: int = Field(5, ge=0, description="first steps, which are not recorded and do not count")
     measure: int = Field(
-        20, ge=1, description="steps that profilers record after the warm-up (ncu: one); plain times all steps"
+        20,
+        ge=1,
+        description="steps that profilers record after the warm-up (ncu: one; torch without a number of yours: those of"
+        " half a second, at least 5); plain times all steps",
     )
     stop: bool | None = Field(
         None,

@@ -15,6 +15,9 @@ _WHOLE_S = 60.0
 _MOST_S = 30.0
 
 
+#: torch.profiler records steps of so many seconds, and at least so many steps.
+_STEPS_S, _FEWEST_STEPS = 0.5, 5
+
 #: These profilers record nothing after the chosen steps.
 _OF_STEPS = ("torch", "nsys")
 
@@ -39,7 +42,20 @@ def adapt(job: Job, plain: Job, failure: str, seconds: float, ended_well: bool =
         job = job.change_settings(steps=steps)
     elif job.is_hooked and not job.settings.collect and not artifacts.has_steps(plain):
         return _bounded(job, seconds)
+    job = _record_fewer(job, plain)
     return _end_after_steps(job, plain) if ended_well else job
+
+
+def _record_fewer(job: Job, plain: Job) -> Job:
+    """Return ``job`` so that torch.profiler records half a second of steps, where the user gives no number of them.
+
+    A trace of 20 steps of 10,000 operators takes half a minute to write, and as long to read.
+    """
+    steps = job.settings.steps
+    if job.profiler != "torch" or steps.forward or {"measure", "stride"} & steps.model_fields_set:
+        return job
+    measure = artifacts.count_steps_within(plain, _STEPS_S, least=_FEWEST_STEPS, most=steps.measure)
+    return job.change_settings(steps=steps.model_copy(update={"measure": measure}))
 
 
 def _end_after_steps(job: Job, plain: Job) -> Job:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import re
 import shutil
+import statistics
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -300,6 +302,13 @@ def seconds_after_steps(plain: Job, steps: ChosenSteps) -> float:
     """Return the seconds of the steps that ``plain`` made after the ``steps`` to record."""
     last = steps.offset + steps.stride * (steps.warmup + steps.measure)
     return sum(wall_ns for times in _step_times(plain).values() for wall_ns, _ in times[last:]) / 1e9
+
+
+def count_steps_within(plain: Job, seconds: float, least: int, most: int) -> int:
+    """Return how many steps as long as the median one that ``plain`` made take ``seconds``, within two bounds."""
+    walls_s = [wall_ns / 1e9 for times in _step_times(plain).values() for wall_ns, _ in times if wall_ns > 0]
+    count = math.ceil(seconds / statistics.median(walls_s)) if walls_s else most
+    return min(max(count, least), most)
 
 
 def is_ended_early(job: Job) -> bool:

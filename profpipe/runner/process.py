@@ -339,9 +339,8 @@ def job_variables(job: Job, environment: Mapping[str, str] = os.environ) -> dict
     variables = dict(environment) if _gets_all(job) else filter_variables(environment)
     if variables.get("PYTHONDONTWRITEBYTECODE") and "PYTHONPYCACHEPREFIX" not in variables:
         # Images of containers set it. Each process would compile the modules of torch again, which takes a second.
-        cache = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        kept = {"PYTHONPYCACHEPREFIX": os.path.join(cache, "profpipe", "bytecode"), "PYTHONDONTWRITEBYTECODE": ""}
-        return {**variables, **kept}
+        cache = Path(environment.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "profpipe" / "bytecode"
+        return {**variables, "PYTHONPYCACHEPREFIX": str(cache), "PYTHONDONTWRITEBYTECODE": ""}
     return variables
 
 
