@@ -112,6 +112,7 @@ class Trace:
         sort = _SORTS.get(category) or _SORTS.get(str(category).lower())
         if sort is None:
             return
+        is_on_host = sort in ("op", "range")
         if category == "Operator" and event["name"].startswith(("ProfilerStep#", schema.CASE_PREFIX)):
             sort = "range"  # torch 1.8 has no category for annotations
         if sort == "op" and schema.MODULE_PREFIX in event["name"]:
@@ -130,6 +131,10 @@ class Trace:
         if sort not in KINDS:
             thread = self._threads.setdefault((event.get("pid"), event.get("tid")), len(self._threads))
             self._columns[sort].extend((name, thread, start, dur, *ids))
+            if is_on_host and ("Sequence number" in args or _OF_AUTOGRAD.match(str(event["name"]))):
+                # It joins the kernels of a backward pass to the calls of modules.
+                sequence, forward_thread = number(args.get("Sequence number")), number(args.get("Fwd thread id"))
+                self._columns["autograd"].extend((name, thread, start, dur, sequence, forward_thread))
             return
         # Kineto draws a GPU as a process and a stream as its thread.
         device, stream = (
@@ -141,18 +146,6 @@ class Trace:
         size = number(args["bytes"]) if "bytes" in args else MISSING
         graph = number(args.get("graph id")) if args.get("graph id") else MISSING
         self._columns["gpu"].extend((name, *place, start, dur, *ids, shape, size, graph))
-
-    def add_of_autograd(self, event: Event) -> None:
-        """Add what joins the kernels of a backward pass to the calls of modules: few traces need it."""
-        args = event.get("args") or {}
-        sequence = number(args.get("Sequence number"))
-        is_on_host = event.get("ph") == "X" and _SORTS.get(str(event.get("cat")).lower()) in ("op", "range")
-        if not is_on_host or (math.isnan(sequence) and not _OF_AUTOGRAD.match(str(event["name"]))):
-            return
-        name = self._names.setdefault(str(event["name"]), len(self._names))
-        thread = self._threads.setdefault((event.get("pid"), event.get("tid")), len(self._threads))
-        row = (name, thread, float(event["ts"]), float(event["dur"]), sequence, number(args.get("Fwd thread id")))
-        self._columns["autograd"].extend(row)
 
     def add_of_xla(self, event: Event) -> None:
         if (translated := self.rows.translate(event)) is not None:
@@ -172,6 +165,8 @@ class Trace:
 
         A double of epoch microseconds, as in old traces, has too few digits for nanoseconds.
         """
+        if not self.has_modules:
+            del self._columns["autograd"][:]
         times = {sort: self._values(sort)[:, names.index("start")] for sort, names in _FIELDS.items()}
         starts = np.concatenate(list(times.values()))
         if not len(starts):
@@ -304,8 +299,6 @@ def read(path: Path) -> Trace:
         _read_events(path, trace, trace.add_of_xla)
         for step in trace.rows.steps():
             trace.add(step)
-    if trace.has_modules:
-        _read_events(path, trace, trace.add_of_autograd)
     trace.settle()
     if trace.has_modules:
         trace.split()
