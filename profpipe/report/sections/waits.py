@@ -119,7 +119,7 @@ def headline(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
 
 
 def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
-    """Yield the largest causes with what could be gained at most and what to do, and what would record others."""
+    """Yield the largest causes with what one could gain and what to do, and what would record others."""
     listed = _list(workload, case)
     if listed is not None:
         yield from _describe_largest(*listed, find_loading(workload, *listed[:2]))
@@ -161,7 +161,7 @@ def _describe_largest(
             _count_launches(case_steps) if wait.name == LAUNCHING else "",
             # Without a cause that is nearly the whole step, another one is the step. Of several ranks the causes are
             # means, and some wait for those of another one.
-            f" {without} {step} would be at most {gain:.2f} times as fast."
+            f" {without} {step} would be {gain:.2f} times as fast, the rest unchanged."
             if gain < _MOST_GAIN and case_steps.processes < 2
             else "",
         )
