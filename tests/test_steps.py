@@ -19,7 +19,7 @@ from profpipe import plugins
 from profpipe.errors import UnreadableFile
 from profpipe.ingest import job_tables, reader
 from profpipe.ingest.groupby import Union
-from profpipe.ingest.steps.accounting import states
+from profpipe.ingest.steps.accounting import find_iteration, states
 from profpipe.job import Case, JobOutcome, Outcome, Status, Tool
 from profpipe.results.schema import STEP_FIGURES, STEP_PREFIX, STEPS, Tables, empty, frame
 
@@ -975,3 +975,11 @@ def test_a_file_without_steps_has_an_empty_table(tmp_path):
     tables = parsed(export.write_sqlite(tmp_path / "x.sqlite"))
     pd.testing.assert_frame_equal(tables.steps, empty(STEPS))
     assert not tables.metrics["metric"].str.startswith("step").any()
+
+
+@pytest.mark.parametrize(("longer_ms", "expected"), [(1.0, None), (1.7, None), (30.0, (9, 10))])
+def test_a_loss_that_is_printed_begins_no_iteration_and_an_evaluation_does(longer_ms, expected):
+    # nanoGPT on an H200: 36 processes, of which one had iterations of ten steps.
+    walls = np.random.default_rng(0).normal(16.78, 0.01, 104)
+    walls[9::10] += longer_ms
+    assert find_iteration(walls * 1e6) == expected
