@@ -375,8 +375,9 @@ def assign_parts(done: Replay, passes: _Passes, tensors: Mapping[int, tuple[str,
     for block in done.blocks:
         block.part = _choose_part(block, passes, last, trains)
         if block.end is None and block.size in _WORKSPACES and block.stack.during is not Pass.OPTIMIZER:
-            # The first one of a thread; a later one is a tensor.
+            # The first one of a thread; a later one is a tensor, and of the small ones most are.
             is_workspace = (block.size, block.stack.during) not in workspaces
+            is_workspace = is_workspace and (block.size > _SMALL or block.part is MemoryPart.KEPT)
             workspaces.add((block.size, block.stack.during))
             block.part = MemoryPart.WORKSPACE if is_workspace else block.part
         at = bisect.bisect_left(addresses, block.address)
@@ -387,8 +388,8 @@ def assign_parts(done: Replay, passes: _Passes, tensors: Mapping[int, tuple[str,
 
 
 #: The sizes of the workspaces that torch gives to cuBLAS for good at the first product of two matrices of a thread, from
-#: aten/src/ATen/cuda/CUDABlas.cpp: of GPUs from Hopper on, and of others.
-_WORKSPACES: Final = {1 << 25, 8_519_680}
+#: aten/src/ATen/cuda/CUDABlas.cpp: of GPUs from Hopper on, and of others; and to cuBLASLt.
+_WORKSPACES: Final = {1 << 25, 8_519_680, 1 << 20}
 
 
 def _choose_part(block: Block, passes: _Passes, last: int, trains: bool) -> MemoryPart:

@@ -330,9 +330,9 @@ def areas(chart: doc.Chart, panel: Panel) -> Drawing:
     free = float(_LEFT)
     for note, group in itertools.groupby(marks, key=lambda mark: mark.note):
         left = x(next(group).x)
-        parts.append(upright(left, _TOP, y.start, "ref"))
-        if left >= free:
-            parts.append(word(note, left + 3, _TOP + 4, "tick"))
+        if note and left >= free:
+            parts.append(upright(left, _TOP - 4, y.start, "ref"))
+            parts.append(word(note, left + 4, _TOP + 6, "tick"))
             free = left + text_width(note) + 8
     parts.append(word(chart.x.title, (_LEFT + _WIDTH) / 2, y.start + 35, "label middle"))
     return Drawing(join(parts), _WIDTH, y.start + _BOTTOM)

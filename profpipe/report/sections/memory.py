@@ -42,13 +42,14 @@ _ASKS: Mapping[MemoryPart, str] = {
 _KEYS: Mapping[MemoryPart, str] = {
     MemoryPart.PARAMETERS: "attention",
     MemoryPart.OPTIMIZER: "optimizer",
-    MemoryPart.GRADIENTS: "copy",
-    MemoryPart.ACTIVATIONS: "gemm",
-    MemoryPart.KEPT: "conv",
-    MemoryPart.TEMPORARY: "elementwise",
     MemoryPart.WORKSPACE: "memset",
     MemoryPart.OTHER: "rest",
+    MemoryPart.GRADIENTS: "copy",
+    MemoryPart.KEPT: "conv",
+    MemoryPart.ACTIVATIONS: "gemm",
+    MemoryPart.TEMPORARY: "elementwise",
 }
+_PASSES: Mapping[str, str] = {"forward": "forward pass", "backward": "backward pass", "optimizer": "optimizer"}
 
 
 def _name(part: MemoryPart) -> str:
@@ -198,7 +199,7 @@ def _table(at: MemoryAt, id: str, title: str) -> doc.TableBlock:
     rows = used[:_MOST_HOLDERS]
     rows += _sum_others(used[_MOST_HOLDERS:])
     rows += [holder for holder in at.holders if holder.is_unused]
-    unit = size_unit(holder.size for holder in rows)
+    unit = size_unit([at.allocated])
     columns: doc.Columns[Holder] = [
         (doc.label("part"), lambda holder: _name(holder.part)),
         (doc.words("name", "of"), lambda holder: doc.Code(holder.name) if holder.name else ""),
@@ -243,7 +244,7 @@ def _draw(workload: WorkloadFindings, memory: CaseMemory) -> doc.Chart | None:
     parts = [part for part in _KEYS if any(sizes.get(part) for _, _, sizes in memory.points)]
     series = tuple(
         doc.Series(_name(part), _KEYS[part], tuple(
-            doc.Mark((at_ns - begin) / 1e6, sizes.get(part, 0.0), note=f"{during} pass")
+            doc.Mark((at_ns - begin) / 1e6, sizes.get(part, 0.0), note=_PASSES.get(during, ""))
             for at_ns, during, sizes in memory.points
         ))
         for part in parts
