@@ -17,7 +17,8 @@ FRAMES = [{"filename": "train.py", "line": 12, "name": "forward"}]
 BLOCK = {"size": 512, "requested_size": 400, "address": 1 << 46, "state": "active_allocated", "frames": FRAMES}
 SEGMENT = {"total_size": 1 << 21, "segment_type": "small", "segment_pool_id": (0, 0), "blocks": [BLOCK]}
 ENTRY = {"action": "alloc", "addr": 1 << 46, "size": 400, "stream": 0, "frames": FRAMES}
-SNAPSHOT = {"segments": [SEGMENT], "device_traces": [[ENTRY], []]}
+NOTE = {"stage": "START", "name": "Optimizer.step#AdamW.step", "device": 0, "time_us": 1796024346267706}
+SNAPSHOT = {"segments": [SEGMENT], "device_traces": [[ENTRY], []], "external_annotations": [NOTE]}
 
 
 def with_segment(**more):

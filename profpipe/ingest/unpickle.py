@@ -45,6 +45,7 @@ _ENTRY: dict[str, Any] = {
 SNAPSHOT = {
     "segments": [_SEGMENT],
     "device_traces": [[_ENTRY]],
+    "external_annotations": [{"stage": str, "name": str, "device": int, "time_us": int}],
     "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": str, "expandable_segments": bool},
 }
 _REQUIRED = {"segments", "device_traces", "total_size", "blocks", "size", "state", "action", "filename", "line", "name"}
