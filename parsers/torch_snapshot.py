@@ -1,13 +1,11 @@
-"""Read snapshots of torch's allocator: pickles of ``torch.cuda.memory._dump_snapshot``, and those of the start-up hook."""
+"""Read snapshots of torch's allocator, which ``torch.cuda.memory._dump_snapshot`` or the start-up hook wrote."""
 
 from __future__ import annotations
 
 import gzip
-import pickle
 from pathlib import Path
-from typing import Any
 
-from profpipe.ingest import memory
+from profpipe.ingest import memory, torch_snapshot
 from profpipe.results import schema
 
 FORMATS = ("memory snapshots of torch (pickle)",)
@@ -23,10 +21,5 @@ def sniff(path: Path) -> bool:
 
 
 def parse(path: Path) -> schema.Tables:
-    """Return the table `memory`."""
-    return memory.make_tables(read_snapshot(path), memory.read_facts(path), FORMATS[0])
-
-
-def read_snapshot(path: Path) -> dict[str, Any]:
-    with gzip.open(path) if path.open("rb").read(2) == b"\x1f\x8b" else path.open("rb") as file:
-        return pickle.load(file)
+    """Return the table `memory`, with the facts that the start-up hook wrote beside the snapshot."""
+    return memory.make_tables(torch_snapshot.read_snapshot(path), memory.read_facts(path), FORMATS[0])

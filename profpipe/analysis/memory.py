@@ -61,7 +61,7 @@ class MemoryAt:
 
     @property
     def leading(self) -> Holder | None:
-        """The deepest module that holds a quarter of the activations' or another part's memory, else the largest part."""
+        """The deepest module, or the part, that holds a quarter of the memory in use; None where none does."""
         candidates: dict[tuple[MemoryPart, str], list[Holder]] = {}
         for holder in self.holders:
             names = holder.name.split(".") if holder.part in (MemoryPart.ACTIVATIONS, MemoryPart.KEPT) else [""]
@@ -97,6 +97,7 @@ class CaseMemory:
     growth: tuple[Holder, ...]
     growth_last: Holder | None
     capacity: float
+    room: float
     points: tuple[tuple[float, str, Mapping[MemoryPart, float]], ...]
 
 
@@ -135,6 +136,7 @@ def find_memory(table: pd.DataFrame, case: str) -> CaseMemory | None:
         _read(take(MemoryMoment.GROWTH)),
         growth_last[0] if growth_last else None,
         float(take(MemoryMoment.CAPACITY)["bytes"].sum()),
+        float(take(MemoryMoment.ROOM)["bytes"].sum()),
         tuple(_read_point(group) for _, group in points.groupby("at_ns")),
     )
 
@@ -190,12 +192,11 @@ def find_fit(axis: str, cases: Iterable[tuple[float, CaseMemory]]) -> Fit | None
         return None
     (low, small), (high, large) = measured
     slope = (large.peak.allocated - small.peak.allocated) / (high - low)
-    room = large.capacity - large.peak.part(MemoryPart.OUTSIDE)
-    if slope <= 0 or room <= 0:
+    if slope <= 0 or large.room <= 0:
         return None
     fixed = large.peak.allocated - slope * high
     unused = max(memory.peak.reserved / memory.peak.allocated for memory in (small, large))
-    least, most = ((share - fixed) / slope for share in (room / unused, room))
+    least, most = ((share - fixed) / slope for share in (large.room / unused, large.room))
     parts = [(part, (large.peak.part(part) - small.peak.part(part)) / (high - low)) for part, _ in large.peak.parts]
     growing = tuple((part, size) for part, size in parts if size > 0.01 * slope)
     return Fit(axis, int(least), int(most), fixed, slope, growing)

@@ -48,7 +48,7 @@ class AllocatorHistory:
         self._failed: List[Dict[str, Any]] = []
         self._spent_s = 0.0
         self._is_on = self.is_written = False
-        self._places = Places()
+        self._places, self._modules = Places(), ModuleMetadata(torch, record)
 
     def begin(self) -> None:
         self._guard("begin", self._begin)
@@ -62,9 +62,8 @@ class AllocatorHistory:
             return
         memory._record_memory_history("all", context="alloc", stacks="python", max_entries=_MOST_ENTRIES)
         self._is_on = True
-        modules = ModuleMetadata(self._torch, self._record)
-        if modules.are_possible:
-            modules.install()
+        if self._modules.are_possible:
+            self._modules.install()
         else:
             self._record.note(f"torch {version} does not keep the module of an allocation: activations have lines only")
         self._torch._C._cuda_attach_out_of_memory_observer(self._note_failure)
@@ -81,6 +80,8 @@ class AllocatorHistory:
 
     def end(self) -> None:
         """End the history."""
+        self._is_on = False
+        self._modules.remove()
         self._guard("end", lambda: self._torch.cuda.memory._record_memory_history(None))
 
     def _guard(self, during: str, act: Callable[[], None]) -> None:
@@ -95,7 +96,7 @@ class AllocatorHistory:
         ``total`` are the bytes that the process may use, or those of the device.
         """
         began = time.monotonic()
-        if self._spent_s < _MOST_S and os.getpid() == self._pid:
+        if self._is_on and self._spent_s < _MOST_S and os.getpid() == self._pid:
             self._guard("an allocation that failed", lambda: self._write_failure(device, size, total, free))
         self._spent_s += time.monotonic() - began
 
@@ -132,7 +133,9 @@ class AllocatorHistory:
             counters = library.memory_stats(device) if library.max_memory_reserved(device) else {}
             if counters:
                 free, total = library.mem_get_info(device)
-                devices[device] = {"free": free, "total": total, **{name: counters.get(name) for name in _COUNTERS}}
+                may_use = total * getattr(library, "get_per_process_memory_fraction", lambda of: 1.0)(device)
+                devices[device] = {"free": free, "total": total, "may_use": int(may_use)}
+                devices[device].update((name, counters.get(name)) for name in _COUNTERS)
         return {
             "pid": os.getpid(),
             "rank": settings.rank(),

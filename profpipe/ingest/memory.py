@@ -12,7 +12,7 @@ Whose a block is:
 * what a forward pass makes and a later backward pass may need is an activation;
 * what is given back in the same pass is temporary.
 
-A pass is known by the Python stack: ``Module.__call__``, a file of ``torch.optim``, or, in the thread of autograd, none.
+A pass shows in the Python stack: ``Module.__call__``, a file of ``torch.optim``, or, in autograd's thread, none.
 """
 
 from __future__ import annotations
@@ -78,9 +78,7 @@ class StackReader:
         places = [place for place, _, _ in read if place]
         passes = [during for _, _, during in read if during]
         operator = next((name for _, name, _ in read if name), "")
-        makes = any(
-            frame["name"] in _MAKERS and _MAKES_PARAMETERS.search(str(frame["filename"])) for frame in frames
-        )
+        makes = any(frame["name"] in _MAKERS and _MAKES_PARAMETERS.search(str(frame["filename"])) for frame in frames)
         is_backward = Pass.BACKWARD in passes or _IN_BACKWARD.search(str(frames[-1]["filename"]))
         during = passes[0] if passes else Pass.OTHER
         if is_backward and during is not Pass.OPTIMIZER:
@@ -99,7 +97,7 @@ class StackReader:
         if _BELOW.search(path):
             return ""
         if self._folder and path.startswith(self._folder):
-            return f"{path[len(self._folder):]}:{line}"
+            return f"{path[len(self._folder) :]}:{line}"
         short = _LIBRARIES.sub("", path)
         return f"{short if short != path else path.replace(chr(92), '/').rpartition('/')[2]}:{line}"
 
@@ -114,8 +112,8 @@ def _operator(path: str, name: str) -> str:
 
 # --- the allocator ---------------------------------------------------------------------------------------------------
 
-#: As in c10/cuda/CUDACachingAllocator.cpp: the smallest block, and the limit of small ones, which a large free block must
-#: exceed by to be divided.
+#: As in c10/cuda/CUDACachingAllocator.cpp: the smallest block, and the limit of small ones. A large free block is divided
+#: where the rest is larger than that limit.
 _SMALLEST: Final = 512
 _SMALL: Final = 1 << 20
 #: What is asked of the driver for small blocks.
@@ -268,7 +266,9 @@ def replay(segments: Sequence[Mapping[str, Any]], trace: Sequence[Mapping[str, A
     for row, entry in enumerate(trace):
         action, address, size = entry["action"], entry.get("addr", 0), entry["size"]
         if action == "alloc":
-            block = Block(address, size, 0, stacks.read(entry.get("frames")), str(entry.get("user_metadata") or ""), row)
+            block = Block(
+                address, size, 0, stacks.read(entry.get("frames")), str(entry.get("user_metadata") or ""), row
+            )
             block.size = state.use(address, size)
             used[address] = block
             done.blocks.append(block)
@@ -387,8 +387,8 @@ def assign_parts(done: Replay, passes: _Passes, tensors: Mapping[int, tuple[str,
             block.part = MemoryPart(kind)
 
 
-#: The sizes of the workspaces that torch gives to cuBLAS for good at the first product of two matrices of a thread, from
-#: aten/src/ATen/cuda/CUDABlas.cpp: of GPUs from Hopper on, and of others; and to cuBLASLt.
+#: The sizes of the workspaces that torch gives to cuBLAS for good at the first product of matrices in a thread
+#: (aten/src/ATen/cuda/CUDABlas.cpp): of GPUs from Hopper on, and of others; and to cuBLASLt.
 _WORKSPACES: Final = {1 << 25, 8_519_680, 1 << 20}
 
 
@@ -437,8 +437,8 @@ class DeviceMemory:
 
 def read_facts(snapshot: Path) -> dict[str, Any]:
     """Return the facts that the start-up hook has written beside ``snapshot``; empty where there are none."""
-    path = snapshot.with_name(snapshot.name.replace(".memory.pickle", ".memory.json"))
-    if path == snapshot or not path.exists():
+    path = snapshot.with_name(snapshot.name.removesuffix(".gz").replace(".memory.pickle", ".memory.json"))
+    if ".memory.json" not in path.name or not path.exists():
         return {}
     try:
         facts: dict[str, Any] = json.loads(atomic.read_regular(path))
@@ -452,7 +452,14 @@ def divide(snapshot: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[De
     for device, trace in enumerate(snapshot["device_traces"]):
         segments = [segment for segment in snapshot["segments"] if segment.get("device", 0) == device]
         if segments or trace:
-            yield _divide_device(device, segments, trace, facts)
+            yield _divide_device(device, segments, trace, {"steps": _steps_of(snapshot, device), **facts})
+
+
+def _steps_of(snapshot: Mapping[str, Any], device: int) -> list[tuple[int, int]]:
+    """Return numbers and begins of the steps of a snapshot without facts: each call of an optimizer ends one."""
+    notes = (note for note in snapshot.get("external_annotations", ()) if note.get("device", device) == device)
+    ends = {int(n["time_us"]) for n in notes if n["stage"] == "END" and n["name"].startswith("Optimizer.step#")}
+    return list(enumerate(sorted(ends)))
 
 
 def _divide_device(
@@ -484,9 +491,11 @@ def _divide_device(
             rows.append(_row(MemoryMoment.FREE, MemoryPart.OTHER, free, None))
         is_expandable = any(segment.get("is_expandable") for segment in segments)
         rows += _advise(done.failure, failure, outside, is_expandable)
-    if counters.get("total"):
-        may_use = min([counters["total"], *(failure["may_use"] for failure in failures)])
-        rows.append(_row(MemoryMoment.CAPACITY, MemoryPart.OTHER, may_use, None))
+    if total := counters.get("total"):
+        may_use = min([counters.get("may_use", total), *(failure["may_use"] for failure in failures)])
+        room = min(may_use, total - (_outside(counters) or 0))
+        for moment, size in ((MemoryMoment.CAPACITY, may_use), (MemoryMoment.ROOM, room)):
+            rows.append(_row(moment, MemoryPart.OTHER, size, None))
     rows += _rows_over_time(done, passes, times, begins)
     rows += _growth(done, passes, begins)
     notes = [f"{done.wrong} blocks have another size than the snapshot says"] if done.wrong else []
@@ -589,7 +598,7 @@ def _advise(
     layers: dict[str, Counter[str]] = {}
     for block in kept:
         if match := _NUMBER.search(block.module):
-            layers.setdefault(f"{block.module[:match.start()]}.*", Counter())[match[0]] += block.size
+            layers.setdefault(f"{block.module[: match.start()]}.*", Counter())[match[0]] += block.size
     for path, sizes in layers.items():
         if len(sizes) > 1:
             # One layer is computed again at a time.

@@ -461,9 +461,10 @@ class MemoryMoment(str, Enum):
     #: What each step of some leaves behind, and what it allocated last of that.
     GROWTH = "growth"
     GROWTH_LAST = "growth_last"
-    #: What the process may use. At the failure: what it could still get, the largest piece that torch has free, and what
-    #: would free memory.
+    #: What the process may use, and what of it others leave to torch. At the failure: what it could still get, the
+    #: largest piece that torch has free, and what would free memory.
     CAPACITY = "capacity"
+    ROOM = "room"
     FREE = "free"
     LARGEST_FREE = "largest_free"
     ADVICE = "advice"
@@ -476,9 +477,10 @@ MEMORY: Final = _table(
     + _RANK
     + _DEVICE
     + """
-    moment str     peak, failure (an allocation failed) and the largest blocks then, peak_block and failure_block; asked:
-                   what that allocation asked for, with free, largest_free and advice; time: a point of two steps; growth:
-                   what is left behind in a step, and growth_last: the last of it; capacity: what the process may use
+    moment str     peak, failure (an allocation failed), peak_block and failure_block: the largest blocks then; asked: what
+                   that allocation asked for, with free, largest_free and advice; time: a point of two steps; growth: what
+                   a step leaves behind, growth_last: the last of it; capacity: what the process may use, room: what
+                   others leave of it
     part   str     parameters, gradients, optimizer, activations, temporary, kept, workspace, other, rounding, cached,
                    fragmented or outside
     name   str     path of the module, or the function of torch, that allocated it; of a time, the pass; of parameters,

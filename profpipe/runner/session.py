@@ -72,7 +72,6 @@ from profpipe.runner.sides import PairSide
 from profpipe.runner.slurm import queue
 from profpipe.scrub import exports
 
-
 #: The profiler that shows what held the memory of a program that ran out of it, and the longest one that is run again.
 MEMORY = "memory"
 _LONGEST_FAILURE_S = 900.0

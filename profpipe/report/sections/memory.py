@@ -82,9 +82,7 @@ def answer(workload: WorkloadFindings) -> doc.Text:
     memory = max(failed, key=lambda memory: memory.failure.allocated if memory.failure else 0.0)
     assert memory.failure is not None
     asked, held = memory.asked[-1], memory.failure
-    parts = [
-        f"{_say(part)} {_size(size)}" for part, size in held.parts[:_MOST_PARTS] if size > _LEAST * held.allocated
-    ]
+    parts = [f"{_say(part)} {_size(size)}" for part, size in held.parts[:_MOST_PARTS] if size > _LEAST * held.allocated]
     who = doc.join([doc.Code(text) for text in (asked.name, asked.place) if text], last=" at ") or "something"
     left = f", and {_size(memory.free)} of {_size(memory.capacity)} were free" if memory.capacity else ""
     template = f"Out of memory{_ASKS.get(asked.part, '')}: {{}} asked for {_size(asked.size)}{left}. Held: {{}}."
@@ -161,7 +159,10 @@ def _describe_fit(workload: WorkloadFindings, memories: list[CaseMemory]) -> Ite
         upper = f" to {fit.most}" if fit.most > fit.least else ""
         grows = doc.join(f"{_say(part)} {_size(size)}" for part, size in fit.growing[:_MOST_PARTS])
         fixed = f"{_size(fit.fixed)} do not grow with it" if fit.fixed > 0 else "nothing is fixed"
-        yield fill(f"The largest {axis} that fits is {fit.least}{upper}: {fixed}, and each 1 takes {_size(fit.slope)} ({{}}).", grows)  # fmt: skip
+        said = (
+            f"The largest {axis} that fits is {fit.least}{upper}: {fixed}, and each 1 takes {_size(fit.slope)} ({{}})."
+        )
+        yield fill(said, grows)
 
 
 # --- the section -----------------------------------------------------------------------------------------------------
