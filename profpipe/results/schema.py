@@ -419,79 +419,30 @@ MODULES: Final = _table(
 )
 
 
-class MemoryPart(str, Enum):
-    """What holds memory of a GPU. The parts before ``CACHED`` add up to what torch's allocator has given out."""
-
-    PARAMETERS = "parameters"
-    GRADIENTS = "gradients"
-    OPTIMIZER = "optimizer"
-    #: Made in a forward pass, and kept for the backward pass.
-    ACTIVATIONS = "activations"
-    #: Given back in the same pass.
-    TEMPORARY = "temporary"
-    #: Made in a forward pass and kept for a later one, such as a cache of keys and values.
-    KEPT = "kept"
-    #: Of cuBLAS, for as long as the process runs.
-    WORKSPACE = "workspace"
-    OTHER = "other"
-    #: What the allocator gave beyond what was asked for.
-    ROUNDING = "rounding"
-    #: Free for torch alone: in segments without a block in use, and between such blocks.
-    CACHED = "cached"
-    FRAGMENTED = "fragmented"
-    #: Of the device, and not of torch's allocator in this process: contexts, libraries, other processes.
-    OUTSIDE = "outside"
-
-
-#: The parts that are no memory in use.
-UNUSED_PARTS: Final = (MemoryPart.CACHED, MemoryPart.FRAGMENTED, MemoryPart.OUTSIDE)
-
-
-class MemoryMoment(str, Enum):
-    """What a row of `memory` is a part of: ``_BLOCK`` are the largest blocks at that moment."""
-
-    PEAK = "peak"
-    PEAK_BLOCK = "peak_block"
-    #: When an allocation failed; and what it asked for.
-    FAILURE = "failure"
-    FAILURE_BLOCK = "failure_block"
-    ASKED = "asked"
-    #: A point of the picture, with the pass as its name.
-    TIME = "time"
-    #: What each step of some leaves behind, and what it allocated last of that.
-    GROWTH = "growth"
-    GROWTH_LAST = "growth_last"
-    #: What the process may use, and what of it others leave to torch. At the failure: what it could still get, the
-    #: largest piece that torch has free, and what would free memory.
-    CAPACITY = "capacity"
-    ROOM = "room"
-    FREE = "free"
-    LARGEST_FREE = "largest_free"
-    ADVICE = "advice"
-
+#: Parts of `memory` that are not in use: all others add up to what torch's allocator has given out.
+UNUSED_MEMORY: Final = ("cached", "fragmented", "outside")
 
 MEMORY: Final = _table(
     "memory",
-    "one part of the memory of a GPU at its peak, at a failed allocation or at another time, by process",
+    "one part of the memory of a GPU at its peak, where an allocation failed or at another time, by process",
     _ORIGIN
     + _RANK
     + _DEVICE
     + """
-    moment str     peak, failure (an allocation failed), peak_block and failure_block: the largest blocks then; asked: what
-                   that allocation asked for, with free, largest_free and advice; time: a point of two steps; growth: what
-                   a step leaves behind, growth_last: the last of it; capacity: what the process may use, room: what
-                   others leave of it
-    part   str     parameters, gradients, optimizer, activations, temporary, kept, workspace, other, rounding, cached,
-                   fragmented or outside
-    name   str     path of the module, or the function of torch, that allocated it; of a time, the pass; of parameters,
-                   the type of data; of advice, what to do
+    moment str     peak, failure (an allocation failed), peak_block and failure_block: the largest blocks then; asked:
+                   what failed; time: a point of two steps; growth: what a step leaves behind, growth_last: the last of
+                   it; advice: what would free memory at the failure; fact: a size of the device or the failure
+    part   str     parameters, gradients, optimizer, activations (kept for the backward pass), temporary (given back in
+                   the same pass), kept (from a forward pass for a later one), workspace (of cuBLAS), other, rounding,
+                   cached, fragmented (free between blocks in use) or outside (of torch in this process); of what
+                   failed, the pass; of advice and facts, which
+    name   str     path of the module, or the function of torch, that allocated it; of parameters, gradients and states
+                   of the optimizer the type of data; of a time, the pass
     place  str     line of the program that allocated most of it
     at_ns  Float64 when, since the begin of the history
     bytes  Float64 size
     blocks Int64   number of blocks
     """,
-    moment=_values(MemoryMoment),
-    part=_values(MemoryPart),
     is_new=True,
     parquet_only=True,
 )

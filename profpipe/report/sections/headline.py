@@ -82,7 +82,7 @@ def answer(workload: WorkloadFindings) -> doc.Text:
     """Return one or two sentences. Of parts of the work and the whole, such as a step, they are of the whole."""
     judged = [shape for shape in workload.wholes if shape.win]
     if workload.largest is None or not judged:
-        if held := memory.answer(workload):
+        if held := next(memory.remarks(workload), ""):
             return held
         if workload.cases and all(case.status == Status.SKIPPED for case in workload.cases):
             return "Nothing was measured: every case was skipped."
