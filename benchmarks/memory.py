@@ -33,15 +33,16 @@ Row = tuple[str, str, str]
 
 
 def recorded(path: Path, name: str) -> tuple[Any, Any, dict[str, Any]]:
-    """Return the table of a snapshot, its replay and its facts."""
+    """Return the table of a snapshot, the bytes in use after the rows of its trace, and its facts."""
     from profpipe.ingest import memory, torch_snapshot
 
     facts = memory.read_facts(path)
     snapshot = torch_snapshot.read_snapshot(path)
     tables = memory.make_tables(snapshot, facts, "")
     trace = snapshot["device_traces"][0]
-    done = memory.replay([s for s in snapshot["segments"] if not s["device"]], trace, memory.StackReader(""))
-    return tables.memory.assign(case=name, source=path.name), (done, trace), facts
+    segments = [segment for segment in snapshot["segments"] if not segment["device"]]
+    _, allocated, _ = memory.replay(segments, trace, memory.StackReader(""), len(trace))
+    return tables.memory.assign(case=name, source=path.name), (allocated, trace), facts
 
 
 def record(folder: Path, name: str, act: Callable[[Any], object]) -> Path:
@@ -69,7 +70,7 @@ def check_sums(folder: Path) -> Iterator[Row]:
     import torch
     from memory_models import step_of
 
-    from profpipe.analysis.memory import find_memory
+    from profpipe.analysis.memory import find_leading, find_memory
 
     for kind, size in SIZES.items():
         seen: list[tuple[int, int]] = []
@@ -89,7 +90,7 @@ def check_sums(folder: Path) -> Iterator[Row]:
             hook.remove()
 
         path = record(folder, kind, act)
-        table, (done, trace), facts = recorded(path, kind)
+        table, (in_use, trace), facts = recorded(path, kind)
         counted = facts["devices"]["0"]["allocated_bytes.all.peak"]
         memory = find_memory(table, kind)
         assert memory is not None
@@ -98,11 +99,12 @@ def check_sums(folder: Path) -> Iterator[Row]:
         right = 0
         for at_us, allocated in chosen:
             row = max((row for row, us in enumerate(times) if us <= at_us), default=-1)
-            right += row >= 0 and done.allocated[row] == allocated
-        parts = ", ".join(f"{part.value} {size / 2**20:,.0f}" for part, size in memory.peak.parts[:5])
-        yield f"sum of {kind}", f"{memory.peak.allocated:,.0f} of {counted:,}", str(memory.peak.allocated == counted)
+            right += row >= 0 and in_use[row] == allocated
+        sizes = memory.sum_parts("peak")
+        parts = ", ".join(f"{part} {size / 2**20:,.0f}" for part, size in sizes[:6].items())
+        yield f"sum of {kind}", f"{sizes.sum():,.0f} of {counted:,}", str(sizes.sum() == counted)
         yield f"moments of {kind}", f"{right} of {len(chosen)}", str(right == len(chosen))
-        yield f"peak of {kind}", f"{parts} MiB; {memory.peak.leading}", ""
+        yield f"peak of {kind}", f"{parts} MiB; {find_leading(memory)}", ""
         torch.cuda.empty_cache()
 
 
@@ -174,11 +176,11 @@ def check_fits(folder: Path) -> Iterator[Row]:
             path = record(folder, f"{kind}-{size}", act)
             table, _, _ = recorded(path, str(size))
             # A torch that does not tell its limit leaves the memory of the GPU.
-            is_room = table["moment"].isin(["capacity", "room"])
+            is_room = table["part"].isin(["capacity", "room"])
             memory = find_memory(table.assign(bytes=table["bytes"].mask(is_room, megabytes * 2.0**20)), str(size))
             assert memory is not None
             found.append((float(size), memory))
-        fit = find_fit("batch", found)
+        fit = find_fit(found)
         assert fit is not None
         tried = [(runs(kind, fit.least), runs(kind, fit.most + 1)) for _ in range(3)]
         largest = next((size for size in range(fit.most + 1, fit.least - 1, -1) if runs(kind, size)), None)
