@@ -102,4 +102,5 @@ def find_fit(cases: Sequence[tuple[float, CaseMemory]]) -> Fit | None:
     fixed = float(large.sum()) - slope * high
     unused = max(memory.reserved / memory.sum_parts("peak").sum() for _, memory in measured)
     least, most = (int((share - fixed) / slope) for share in (room / unused, room))
-    return Fit(least, most, fixed, slope, growing[growing > slope / 100].sort_values(ascending=False).to_dict())
+    parts = {str(part): float(size) for part, size in growing.sort_values(ascending=False).items()}
+    return Fit(least, most, fixed, slope, {part: size for part, size in parts.items() if size > slope / 100})

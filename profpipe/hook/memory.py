@@ -8,6 +8,7 @@ counters, and what the driver says of the device. What runs out of memory leaves
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import pickle
@@ -27,15 +28,6 @@ from profpipe.hook.settings import HookSettings
 _MOST_ENTRIES = 400_000
 #: A search for the batch size may run out of memory many times: for so many seconds its snapshots are written.
 _MOST_S = 20.0
-#: The counters of torch.cuda.memory_stats that the facts hold.
-_COUNTERS = (
-    "allocated_bytes.all.peak",
-    "allocated_bytes.all.current",
-    "requested_bytes.all.peak",
-    "reserved_bytes.all.peak",
-    "reserved_bytes.all.current",
-    "num_ooms",
-)
 
 
 class AllocatorHistory:
@@ -128,51 +120,41 @@ class AllocatorHistory:
 
     def _facts(self) -> Dict[str, Any]:
         library = self._torch.cuda
-        devices = {}
-        for device in range(library.device_count()):
-            counters = library.memory_stats(device) if library.max_memory_reserved(device) else {}
-            if counters:
-                free, total = library.mem_get_info(device)
-                may_use = total * getattr(library, "get_per_process_memory_fraction", lambda of: 1.0)(device)
-                devices[device] = {"free": free, "total": total, "may_use": int(may_use)}
-                devices[device].update((name, counters.get(name)) for name in _COUNTERS)
+        used = [device for device in range(library.device_count()) if library.max_memory_reserved(device)]
         return {
-            "pid": os.getpid(),
+            "pid": self._pid,
             "rank": settings.rank(),
             "torch": str(self._torch.__version__),
             "folder": os.getcwd(),
-            "most_entries": _MOST_ENTRIES,
-            "devices": devices,
+            "devices": {device: self._describe(library, device) for device in used},
             "steps": self.steps,
             "tensors": sorted(set(self._tensors())),
             "out_of_memory": self._failed,
         }
 
+    def _describe(self, library: Any, device: int) -> Dict[str, Any]:
+        free, total = library.mem_get_info(device)
+        may_use = int(total * getattr(library, "get_per_process_memory_fraction", lambda of: 1.0)(device))
+        return {**library.memory_stats(device), "free": free, "total": total, "may_use": may_use}
+
     def _tensors(self) -> Iterator[Tuple[int, int, str, str]]:
-        """Yield the addresses and devices of the tensors that modules and optimizers hold, and what they are."""
-        kinds = self._torch.nn.Module, self._torch.optim.Optimizer
+        """Yield addresses and devices of the tensors that modules and optimizers hold, and what they are."""
+        torch, held = self._torch, []
         for owner in gc.get_objects():
             # Not by isinstance, which asks a proxy for its class.
-            if issubclass(type(owner), kinds[0]):
-                held = [("parameters", list(owner.__dict__.get("_parameters", {}).values()))]
-                held.append(("buffers", list(owner.__dict__.get("_buffers", {}).values())))
-            elif issubclass(type(owner), kinds[1]):
-                held = [("parameters", [p for group in owner.param_groups for p in group["params"]])]
-                states = [state for state in owner.state.values() if isinstance(state, dict)]
-                held.append(("optimizer", [value for state in states for value in state.values()]))
-            else:
-                continue
-            for kind, tensors in held:
-                for tensor in tensors:
-                    yield from self._addresses(tensor, kind)
-
-    def _addresses(self, tensor: Any, kind: str) -> Iterator[Tuple[int, int, str, str]]:
-        if isinstance(tensor, self._torch.Tensor) and tensor.is_cuda:
+            if issubclass(type(owner), torch.nn.Module):
+                parts = (owner.__dict__.get(name, {}).values() for name in ("_parameters", "_buffers"))
+                held += [("parameters", tensor) for tensor in itertools.chain(*parts)]
+            elif issubclass(type(owner), torch.optim.Optimizer):
+                held += [("parameters", tensor) for group in owner.param_groups for tensor in group["params"]]
+                states = [state.values() for state in owner.state.values() if isinstance(state, dict)]
+                held += [("optimizer", tensor) for tensor in itertools.chain(*states)]
+        held = [(kind, tensor) for kind, tensor in held if isinstance(tensor, torch.Tensor) and tensor.is_cuda]
+        gradients = (("gradients", tensor.grad) for kind, tensor in held if kind == "parameters")
+        for kind, tensor in itertools.chain(held, (pair for pair in gradients if pair[1] is not None)):
             tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor, which has no storage
             data_type = str(tensor.dtype).rpartition(".")[2]
             yield tensor.untyped_storage().data_ptr(), tensor.device.index, kind, data_type
-            if kind == "parameters" and tensor.grad is not None:
-                yield from self._addresses(tensor.grad, "gradients")
 
 
 _HISTORY: Optional[AllocatorHistory] = None

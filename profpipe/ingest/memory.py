@@ -34,20 +34,17 @@ Entries: TypeAlias = "Sequence[Mapping[str, Any]]"
 
 # --- stacks ----------------------------------------------------------------------------------------------------------
 
-_PACKAGES: Final = r"[/\\](?:site|dist)-packages[/\\]"
+_PACKAGES: Final = "/(?:site|dist)-packages/"
 #: Python, torch, profpipe and code without a file: no frame of theirs is a line of the program.
-_BELOW: Final = re.compile(
-    rf"{_PACKAGES}(?:torch|triton)[/\\]|[/\\]profpipe[/\\]hook[/\\]|^<|[/\\]python3\.\d+[/\\](?!(?:site|dist)-packages)"
-)
+_BELOW: Final = re.compile(rf"{_PACKAGES}(?:torch|triton)/|/profpipe/hook/|^<|/python3\.\d+/(?!(?:site|dist)-packages)")
 #: The frames of torch that say in which pass an allocation is: the innermost one counts. The rest are functions that
 #: make or move parameters, and in autograd's thread, where no other frames are, what calls a function of the program.
 _FRAMES: Final = {
-    "optimizer": re.compile(r"[/\\]torch[/\\]optim[/\\]"),
-    "forward": re.compile(r"[/\\]nn[/\\]modules[/\\]module\.py (?:_call_impl|_wrapped_call_impl|__call__)$"),
-    "backward": re.compile(r"[/\\]autograd[/\\](?:function\.py apply|graph\.py _engine_run_backward)$"
-                           r"|[/\\]utils[/\\]checkpoint\.py (?:unpack_hook|backward)$"),
-    "parameters": re.compile(r"[/\\]nn[/\\]modules[/\\].* (?:__init__|_apply|reset_parameters|_load_from_state_dict)$"),
-}  # fmt: skip
+    "optimizer": re.compile("/torch/optim/"),
+    "forward": re.compile(r"/nn/modules/module\.py (?:_call_impl|_wrapped_call_impl|__call__)$"),
+    "backward": re.compile(r"/(?:function\.py apply|graph\.py _engine_run_backward|checkpoint\.py unpack_hook)$"),
+    "parameters": re.compile("/nn/modules/.* (?:__init__|_apply|reset_parameters|_load_from_state_dict)$"),
+}
 
 
 class StackReader:
@@ -58,29 +55,26 @@ class StackReader:
         self._frames: dict[int, tuple[str, str, str]] = {}
 
     def read(self, frames: Entries | None) -> dict[str, str]:
-        """Return ``during``, ``place`` and ``operator`` of frames, innermost first; autograd's own thread has none."""
+        """Return ``during``, ``place`` and ``operator`` of frames, innermost first; autograd has none."""
         if not frames:
             return {"during": "backward", "place": "", "operator": "backward"}
-        kinds, places, operators = zip(*(self._read_frame(frame) for frame in frames), strict=True)
+        kinds, *texts = zip(*map(self._read_frame, frames), strict=True)
+        # What is computed again inside a backward pass is a part of it.
         inner = next(filter(None, kinds), "other")
-        # What is computed again, or moved, inside a backward pass is a part of it.
-        during = "backward" if "backward" in kinds and inner != "optimizer" else inner
-        during = "parameters" if "parameters" in kinds else during
-        place, operator = (next(filter(None, texts), "") for texts in (places, operators))
-        return {"during": during, "place": place, "operator": operator}
+        outer = next((kind for kind in ("parameters", "backward") if kind in kinds and inner != "optimizer"), inner)
+        place, operator = (next(filter(None, names), "") for names in texts)
+        return {"during": outer, "place": place, "operator": operator}
 
     def _read_frame(self, frame: Mapping[str, Any]) -> tuple[str, str, str]:
-        if (kept := self._frames.get(id(frame))) is None:
-            path, name = str(frame["filename"]), str(frame["name"])
+        if id(frame) not in self._frames:
+            path, name = str(frame["filename"]).replace("\\", "/"), str(frame["name"])
             kind = next((kind for kind, pattern in _FRAMES.items() if pattern.search(f"{path} {name}")), "")
-            short = path.removeprefix(self._folder) if self._folder != "/" else path
-            short = re.sub(f"^.*{_PACKAGES}", "", short) if short == path else short
-            short = re.split(r"[/\\]", path)[-1] if short == path else short
-            place = "" if _BELOW.search(path) else f"{short}:{frame['line']}"
+            file = path.rpartition("/")[2]
+            short = re.sub(rf"^(?:{re.escape(self._folder)}|.*{_PACKAGES})", "", path)
+            place = "" if _BELOW.search(path) else f"{file if short == path else short}:{frame['line']}"
             # The class of a module is not in a frame, but its file says what it is.
-            operator = re.split(r"[/\\]", path)[-1].removesuffix(".py") if name == "forward" else name
-            kept = self._frames[id(frame)] = kind, place, operator
-        return kept
+            self._frames[id(frame)] = kind, place, file.removesuffix(".py") if name == "forward" else name
+        return self._frames[id(frame)]
 
 
 # --- the allocator ---------------------------------------------------------------------------------------------------
@@ -151,12 +145,9 @@ _GIVES: Final = {"segment_alloc": False, "segment_map": True}
 _TAKES: Final = {"segment_free": False, "segment_unmap": True}
 
 
-def replay(segments: Entries, trace: Entries, stacks: StackReader, rows: int) -> tuple[pd.DataFrame, list[int], Any]:
-    """Follow the allocator of a device over the first ``rows`` of ``trace``.
-
-    Return the blocks from the row ``begin`` to the row ``end``, the bytes in use after each row, and the regions.
-    """
-    state, last, total = _Regions(), dict[int, Any](), 0
+def _rewind(segments: Entries, trace: Entries) -> tuple[_Regions, list[dict[str, Any]]]:
+    """Return the regions at the begin of ``trace``, and what was in use then as entries that give it out."""
+    state, last = _Regions(), dict[int, Any]()
     for segment in segments:
         state.add(segment["address"], segment["total_size"], bool(segment.get("is_expandable")))
         last |= {block["address"]: block for block in segment["blocks"] if block["state"] != "inactive"}
@@ -171,19 +162,31 @@ def replay(segments: Entries, trace: Entries, stacks: StackReader, rows: int) ->
             state.remove(address, entry["size"])
         elif action in _TAKES:
             state.add(address, entry["size"], _TAKES[action])
+    held = ((address, last.get(address, {})) for address in sorted(first))
+    return state, [
+        {**block, "action": "alloc", "addr": address, "size": first[address], "given": block.get("size")}
+        for address, block in held
+    ]
+
+
+def replay(segments: Entries, trace: Entries, stacks: StackReader, rows: int) -> tuple[pd.DataFrame, list[int], Any]:
+    """Follow the allocator of a device over the first ``rows`` of ``trace``.
+
+    Return the blocks from the row ``begin`` to the row ``end``, the bytes in use after each row, and the regions.
+    """
+    (state, before), total = _rewind(segments, trace), 0
     blocks: list[dict[str, Any]] = []
     used: dict[int, dict[str, Any]] = {}
     allocated: list[int] = []
-    # What was in use before is given out in rows before the first one.
-    before = [{**last.get(address, {}), "action": "alloc", "addr": address, "size": first[address],
-               "known": last.get(address, {}).get("size")} for address in sorted(first)]  # fmt: skip
     for row, entry in enumerate([*before, *trace[:rows]], start=-len(before)):
         action, address, size = entry["action"], entry.get("addr", 0), entry["size"]
         if action == "alloc":
-            given = state.use(address, size)
-            stack = stacks.read(entry.get("frames")) if row >= 0 or entry.get("frames") else _UNKNOWN
-            about = {"address": address, "asked": size, "size": entry.get("known") or given, "begin": max(row, -1)}
-            used[address] = {**about, "end": _HELD, "module": str(entry.get("user_metadata") or ""), **stack}
+            given, frames = state.use(address, size), entry.get("frames")
+            used[address] = {
+                "address": address, "asked": size, "size": entry.get("given") or given, "begin": max(row, -1),
+                "end": _HELD, "module": str(entry.get("user_metadata") or ""),
+                **(stacks.read(frames) if row >= 0 or frames else _UNKNOWN),
+            }  # fmt: skip
             blocks.append(used[address])
             total += used[address]["size"]
         elif action in ("free_requested", "free_completed"):
@@ -198,7 +201,8 @@ def replay(segments: Entries, trace: Entries, stacks: StackReader, rows: int) ->
             state.add(address, size, _GIVES[action])
         elif action in _TAKES:
             state.remove(address, size)
-        allocated += [total] if row >= 0 else []
+        if row >= 0:
+            allocated.append(total)
     return pd.DataFrame(blocks, columns=[*_COLUMNS, *_UNKNOWN]), allocated, state
 
 
@@ -234,34 +238,22 @@ def assign_parts(
     is_same, later = number[begin] == number[end], step[end] - step[begin]
     by_backward = (backwards[end] > backwards[begin]) | (is_held & trains)
     by_backward |= is_held & (later == 0) & bool(backwards[-1])
-    is_forward, is_short = kind == "forward", is_same & ~is_held
-    part = np.select(
-        [
-            kind == "parameters",
-            (kind == "optimizer") & is_short,
-            kind == "optimizer",
-            (kind == "backward") & is_same,
-            kind == "backward",
-            (kind == "other") & ~is_held & (passes[end] == "backward"),
-            kind == "other",
-            is_forward & (later > 1),
-            is_forward & by_backward,
-            is_forward & (later > 0),
-        ],
-        ["parameters", "temporary", "optimizer", "temporary", "gradients", "activations", "other", "kept",
-         "activations", "kept"],
-        "temporary",
-    ).astype(object)  # fmt: skip
+    by_kind = {
+        "optimizer": np.where(is_same & ~is_held, "temporary", "optimizer"),
+        "backward": np.where(is_same, "temporary", "gradients"),
+        "other": np.where(~is_held & (passes[end] == "backward"), "activations", "other"),
+        "forward": np.where(later > 0, "kept", "temporary"),
+    }
+    by_kind["forward"] = np.where(by_backward & (later < 2), "activations", by_kind["forward"])
+    part = np.select([kind == name for name in by_kind], list(by_kind.values()), "parameters").astype(object)
     # The first block of such a size in a thread; a later one is a tensor, and of the small ones most are.
     sizes = blocks["size"].where(is_held & blocks["size"].isin(_WORKSPACES) & (kind != "optimizer"))
     sizes = sizes.where((sizes > _SMALL) | (part == "kept"))
     part[sizes.notna() & ~pd.DataFrame({"size": sizes, "kind": kind}).duplicated()] = "workspace"
-    types = np.full(len(blocks), "", dtype=object)
-    addresses, first = sorted(tensors), np.searchsorted(sorted(tensors), blocks["address"])
-    for number_of_block in np.flatnonzero(is_held & (first < len(addresses))):
-        address = addresses[first[number_of_block]]
-        if address < blocks["address"].iat[number_of_block] + blocks["size"].iat[number_of_block]:
-            part[number_of_block], types[number_of_block] = tensors[address]
+    addresses, types = np.array([*sorted(tensors), _HELD]), np.full(len(blocks), "", dtype=object)
+    first = addresses[np.searchsorted(addresses, blocks["address"])]
+    for number_of_block in np.flatnonzero(is_held & (first < blocks["address"] + blocks["size"])):
+        part[number_of_block], types[number_of_block] = tensors[first[number_of_block]]
     names = blocks["module"].where((blocks["module"] != "") & (part != "temporary"), blocks["operator"])
     names = names.where(~np.isin(part, ["parameters", "gradients", "optimizer", "workspace"]), types)
     names = names.str.replace(r"#\d+", "", regex=True)

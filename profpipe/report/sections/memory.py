@@ -41,8 +41,8 @@ _ADVICE: Mapping[str, str] = {
 }
 
 
-def _name(part: str) -> str:
-    return _NAMES.get(part, part)
+def _name(part: Any) -> str:
+    return _NAMES.get(part, str(part))
 
 
 def _size(size: float) -> str:
