@@ -284,7 +284,8 @@ def read_facts(snapshot: Path) -> dict[str, Any]:
         facts: dict[str, Any] = json.loads(atomic.read_regular(path))
         return facts
     except (ValueError, OSError, RecursionError) as error:
-        raise UnreadableFile(path, f"is damaged ({error})", "Record the program again.") from error
+        what = f"has damaged facts beside it ({path.name}: {error})"
+        raise UnreadableFile(snapshot, what, "Record the program again.") from error
 
 
 class _Device:
