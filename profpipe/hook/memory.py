@@ -39,26 +39,24 @@ class AllocatorHistory:
         self.steps: List[Tuple[int, int]] = []
         self._failed: List[Dict[str, Any]] = []
         self._spent_s = 0.0
-        self._is_on = self.is_written = False
+        self._is_on = self._is_written = False
         self._places, self._modules = Places(), ModuleMetadata(torch, record)
 
     def begin(self) -> None:
         self._guard("begin", self._begin)
 
     def _begin(self) -> None:
-        if os.getpid() != self._pid:
-            return  # a forked process is none that this history knows
-        memory, version = self._torch.cuda.memory, self._torch.__version__
+        memory, what = self._torch.cuda.memory, f"torch {self._torch.__version__}"
         if not hasattr(memory, "_record_memory_history"):
-            self._record.note(f"torch {version} records no history of its memory")
+            self._record.note(f"{what} records no history of its memory")
             return
         memory._record_memory_history("all", context="alloc", stacks="python", max_entries=_MOST_ENTRIES)
-        self._is_on = True
         if self._modules.are_possible:
             self._modules.install()
         else:
-            self._record.note(f"torch {version} does not keep the module of an allocation: activations have lines only")
+            self._record.note(f"{what} does not keep the module of an allocation: activations have lines only")
         self._torch._C._cuda_attach_out_of_memory_observer(self._note_failure)
+        self._is_on = True
 
     def mark(self, number: int) -> None:
         """Note that step ``number`` begins."""
@@ -66,19 +64,21 @@ class AllocatorHistory:
 
     def write(self) -> None:
         """Write the snapshot, once."""
-        if self._is_on and not self.is_written and os.getpid() == self._pid:
-            self.is_written = True
-            self._guard("snapshot", lambda: self._write(self._path))
+        if self._is_on and not self._is_written:
+            self._is_written = True
+            self._guard("snapshot", self._write, self._path)
 
     def end(self) -> None:
         """End the history."""
         self._is_on = False
         self._modules.remove()
-        self._guard("end", lambda: self._torch.cuda.memory._record_memory_history(None))
+        self._guard("end", self._torch.cuda.memory._record_memory_history, None)
 
-    def _guard(self, during: str, act: Callable[[], None]) -> None:
+    def _guard(self, during: str, act: Callable[..., None], *arguments: Any) -> None:
         try:
-            act()
+            # A forked process is none that this history knows.
+            if os.getpid() == self._pid:
+                act(*arguments)
         except Exception as error:  # the program must go on
             self._record.error(error, f"memory: {during}")
 
@@ -88,21 +88,20 @@ class AllocatorHistory:
         ``total`` are the bytes that the process may use, or those of the device.
         """
         began = time.monotonic()
-        if self._is_on and self._spent_s < _MOST_S and os.getpid() == self._pid:
-            self._guard("an allocation that failed", lambda: self._write_failure(device, size, total, free))
+        if self._is_on and self._spent_s < _MOST_S:
+            about = {"device": device, "asked": size, "may_use": total, "free": free}
+            self._guard("an allocation that failed", self._write_failure, about)
         self._spent_s += time.monotonic() - began
 
-    def _write_failure(self, device: int, size: int, total: int, free: int) -> None:
+    def _write_failure(self, about: Dict[str, Any]) -> None:
         number, is_backward = self._places.number(sys._getframe())
         if not self._places.names[number]:
             # Autograd's own thread has no line: that of the thread which waits in backward() stands for it.
             main = sys._current_frames().get(threading.main_thread().ident or 0)
             number, is_backward = self._places.number(main)
-        step = self.steps[-1][0] if self.steps else None
-        about = {"device": device, "asked": size, "may_use": total, "free": free, "place": self._places.names[number]}
-        about["is_training"] = is_backward or self._torch.is_grad_enabled()
-        about["is_autocast"] = self._torch.is_autocast_enabled()
-        self._failed.append({**about, "is_backward": is_backward, "step": step})
+        is_training = is_backward or self._torch.is_grad_enabled()
+        about.update(place=self._places.names[number], is_training=is_training)
+        self._failed.append({**about, "is_autocast": self._torch.is_autocast_enabled()})
         self._write(self._path.replace(".memory.pickle", ".oom.memory.pickle"))
 
     def _write(self, path: str) -> None:

@@ -55,7 +55,7 @@ class StackReader:
         self._frames: dict[int, tuple[str, str, str]] = {}
 
     def read(self, frames: Entries | None) -> dict[str, str]:
-        """Return ``during``, ``place`` and ``operator`` of frames, innermost first; autograd has none."""
+        """Return ``during``, ``place`` and ``operator`` of frames, innermost first. Autograd has none."""
         if not frames:
             return {"during": "backward", "place": "", "operator": "backward"}
         kinds, *texts = zip(*map(self._read_frame, frames), strict=True)
@@ -80,7 +80,7 @@ class StackReader:
 # --- the allocator ---------------------------------------------------------------------------------------------------
 
 #: As in c10/cuda/CUDACachingAllocator.cpp: the smallest block, the limit of small ones and what the driver gives for
-#: them, also at once where it maps memory. A large free block is divided where the rest exceeds the limit of small ones.
+#: them, or maps at once. A large free block is divided where the rest exceeds the limit of small ones.
 _SMALLEST: Final = 512
 _SMALL: Final = 1 << 20
 _PAGE: Final = 1 << 21
@@ -219,8 +219,8 @@ _WORKSPACES: Final = (1 << 25, 8_519_680, 1 << 20)
 
 def assign_parts(
     blocks: pd.DataFrame, rows: int, steps: Sequence[int], tensors: Mapping[int, tuple[str, str]], trains: bool
-) -> pd.DataFrame:
-    """Return the blocks with ``part``, ``name`` and ``step``, and the pass at each row as an attribute ``passes``.
+) -> tuple[pd.DataFrame, Any]:
+    """Return the blocks with ``part``, ``name`` and ``step``, and the pass at each row.
 
     ``steps`` are the rows at which steps begin; ``tensors`` are kind and type of data by address at the end.
     ``trains``: what failed would have been kept for a backward pass.
@@ -257,9 +257,7 @@ def assign_parts(
     names = blocks["module"].where((blocks["module"] != "") & (part != "temporary"), blocks["operator"])
     names = names.where(~np.isin(part, ["parameters", "gradients", "optimizer", "workspace"]), types)
     names = names.str.replace(r"#\d+", "", regex=True)
-    given = blocks.assign(part=part, name=names, step=np.where(blocks["begin"] < 0, -1, step[begin]))
-    given.attrs["passes"] = passes
-    return given
+    return blocks.assign(part=part, name=names, step=np.where(blocks["begin"] < 0, -1, step[begin])), passes
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------
@@ -305,79 +303,66 @@ class _Device:
         self.steps = [row for row in rows if row < len(self.trace)]
         tensors = {address: (kind, of_type) for address, of, kind, of_type in facts.get("tensors", ()) if of == device}
         trains = bool(self.failure.get("is_training"))
-        self.blocks = assign_parts(blocks, len(self.trace), self.steps, tensors, trains)
+        self.blocks, self.passes = assign_parts(blocks, len(self.trace), self.steps, tensors, trains)
 
     def write_rows(self) -> Iterator[dict[str, Any]]:
         if self.allocated:
             yield from self._write_moment("peak", int(np.argmax(self.allocated)), self.counters)
             yield from self._write_points()
             yield from self._write_growth()
-        if failed := [row for row, entry in enumerate(self.trace) if entry["action"] == "oom"]:
+        failed = [row for row, entry in enumerate(self.trace) if entry["action"] == "oom"]
+        for row in failed:
+            stack = self.stacks.read(self.trace[row].get("frames"))
+            stack["operator"] = str(self.trace[row].get("user_metadata") or "") or stack["operator"]
+            stack["place"] = (row == failed[-1] and self.failure.get("place")) or stack["place"]
+            yield _row("asked", stack["during"], self.trace[row]["size"], stack["operator"], stack["place"])
+        if failed:
             yield from self._write_moment("failure", failed[-1], {**self.counters, **self.failure})
-            for row in failed:
-                stack = self.stacks.read(self.trace[row].get("frames"))
-                name = str(self.trace[row].get("user_metadata") or "") or stack["operator"]
-                place = str(self.failure.get("place") or "") if row == failed[-1] else ""
-                asks = _row("asked", stack["during"], self.trace[row]["size"], name, place or stack["place"], blocks=1)
-                yield {**asks, "at_ns": self._at_ns(row)}
         if total := self.counters.get("total"):
             may_use = self.failure.get("may_use", self.counters.get("may_use", total))
             yield _row("fact", "capacity", may_use)
-            yield _row("fact", "room", min(may_use, total - self._outside(self.counters)))
+            yield _row("fact", "room", min(may_use, total - _measure_outside(self.counters)))
 
-    def _at_ns(self, row: int) -> float:
-        return 1e3 * (self.times[row] - self.times[0])
-
-    def _outside(self, counters: Mapping[str, Any]) -> int:
-        if not {"total", "free", "reserved_bytes.all.current"} <= counters.keys():
-            return 0
-        return max(int(counters["total"] - counters["free"] - counters["reserved_bytes.all.current"]), 0)
+    def _find_live(self, row: int) -> pd.DataFrame:
+        return self.blocks[(self.blocks["begin"] <= row) & (self.blocks["end"] > row)]
 
     def _write_moment(self, moment: str, row: int, counters: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the parts of a moment by module and operator, its largest blocks, and of a failure what would help."""
-        live = self.blocks[(self.blocks["begin"] <= row) & (self.blocks["end"] > row)]
         _, _, state = replay(self.segments, self.trace, self.stacks, row + 1)
-        sizes = dict(zip(live["address"], live["size"], strict=True))
-        free = state.measure_free(sizes, self.trace[row]["size"])
-        rest = {"rounding": int((live["size"] - live["asked"]).sum()), "outside": self._outside(counters)}
-        rest |= {part: free[part] for part in ("cached", "fragmented")}
+        live = self._find_live(row)
+        # Layers that differ in their number only are one holder.
         alike = live.assign(name=live["name"].str.replace(_NUMBER, ".*", regex=True))
         alike = alike.sort_values("asked", ascending=False, kind="stable")
-        # Layers that differ in their number only are one holder.
-        for moment_of, keys in ((moment, ["part", "name"]), (f"{moment}_block", ["part", "name", "place", "asked"])):
-            groups = alike.groupby(keys, sort=False)
-            sums = groups.agg(bytes=("asked", "sum"), blocks=("asked", "size"), place=("place", "first"))
-            sums = sums.drop(columns="place" if "place" in keys else []).reset_index()
-            sums = sums.sort_values("bytes", ascending=False, kind="stable")
-            for at in sums[: _MOST_BLOCKS if moment_of != moment else None].itertuples():
-                row_of = _row(
-                    moment_of, str(at.part), float(at.bytes), str(at[2]), str(at.place), blocks=int(at.blocks)
-                )
-                yield {**row_of, "at_ns": self._at_ns(row)}
+        for of, keys in ((moment, ["part", "name"]), (f"{moment}_block", ["part", "name", "asked"])):
+            groups = alike.assign(bytes=alike["asked"], blocks=1).groupby(keys, sort=False)
+            sums = groups.agg({"bytes": "sum", "blocks": "sum", "place": "first"}).reset_index()
+            sums = sums.sort_values("bytes", ascending=False, kind="stable")[: None if of == moment else _MOST_BLOCKS]
+            yield from sums[["part", "name", "place", "bytes", "blocks"]].assign(moment=of).to_dict("records")
+        free = state.measure_free(dict(zip(live["address"], live["size"], strict=True)), self.trace[row]["size"])
+        rest = {"rounding": int((live["size"] - live["asked"]).sum()), "outside": _measure_outside(counters), **free}
+        largest, unused = rest.pop("largest"), free["cached"] + free["fragmented"]
         yield from (_row(moment, part, size) for part, size in rest.items() if size)
         if moment == "failure":
-            yield _row("fact", "largest", free["largest"])
-            reserved = int(live["size"].sum()) + free["cached"] + free["fragmented"]
-            if self.failure:
-                yield _row("fact", "free", min(self.failure["free"], max(self.failure["may_use"] - reserved, 0)))
-            yield from self._advise(live, rest)
+            yield _row("fact", "largest", largest)
+            may_get = max(counters.get("may_use", 0) - int(live["size"].sum()) - unused, 0)
+            yield _row("fact", "free", min(counters.get("free", 0), may_get))
+            yield from self._advise(live, unused, rest["outside"])
 
-    def _advise(self, live: pd.DataFrame, rest: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+    def _advise(self, live: pd.DataFrame, unused: int, outside: int) -> Iterator[dict[str, Any]]:
         """Yield what would free memory, and how much at most."""
         kept = live[live["part"] == "activations"]
         layers = kept["module"].str.extract(r"^(.*?)(\.\d+)(?:\.|$)")
         for path, of_path in kept.groupby(layers[0]):
             by_layer = of_path.groupby(layers[1])["size"].sum()
             # One layer is computed again at a time.
-            if len(by_layer) > 1:
-                yield _row("advice", "checkpoint", float(by_layer.sum() - by_layer.max()), f"{path}.*")
+            yield _row("advice", "checkpoint", by_layer.sum() - by_layer.max(), f"{path}.*")
         types = live[live["part"] == "parameters"].groupby("name")["size"].sum()
         if types.get("float32", 0) > types.sum() / 2 and not self.failure.get("is_autocast"):
-            yield _row("advice", "bfloat16", float(kept["size"].sum()) / 2)
+            yield _row("advice", "bfloat16", kept["size"].sum() / 2)
         if not any(segment.get("is_expandable") for segment in self.segments):
-            yield _row("advice", "expandable_segments", rest["cached"] + rest["fragmented"])
+            yield _row("advice", "expandable_segments", unused)
         if self.failure.get("free", 0) < self.failure.get("asked", 0):
-            yield _row("advice", "outside", rest["outside"])
+            yield _row("advice", "outside", outside)
 
     def _write_points(self) -> Iterator[dict[str, Any]]:
         """Yield the bytes of each part at points of the last whole steps, or of the trace where it has no steps."""
@@ -385,12 +370,10 @@ class _Device:
         first, last = (self.steps[-_STEPS - 1], self.steps[-1]) if has_steps else (0, len(self.trace))
         at = np.array(self.times[first:last])
         bins = (at - at[0]) * _POINTS // max(int(at[-1] - at[0]), 1)
-        highest = pd.Series(self.allocated[first:last]).groupby(bins).idxmax() + first
-        for row in highest:
-            live = self.blocks[(self.blocks["begin"] <= row) & (self.blocks["end"] > row)]
-            for part, size in live.groupby("part")["size"].sum().items():
-                name = str(self.blocks.attrs["passes"][row])
-                yield {**_row("time", str(part), float(size), name), "at_ns": self._at_ns(row)}
+        for row in pd.Series(self.allocated[first:last]).groupby(bins).idxmax() + first:
+            for part, size in self._find_live(row).groupby("part")["size"].sum().items():
+                point = _row("time", str(part), size, self.passes[row])
+                yield {**point, "at_ns": 1e3 * (self.times[row] - self.times[0])}
 
     def _write_growth(self) -> Iterator[dict[str, Any]]:
         """Yield by line what each of the steps leaves behind, the first ones and the last one aside."""
@@ -399,17 +382,20 @@ class _Device:
         held = held.assign(at=held["place"].where(held["place"] != "", held["operator"]))
         left = held.pivot_table(index="at", columns="step", values="size", aggfunc="sum")
         left = left.dropna().min(axis=1) if len(left.columns) == _LEAST_STEPS else pd.Series(dtype=float)
-        if first < 1 or left.sum() < max(_LEAST_GROWTH, max(self.allocated) / 1000):
-            return
-        yield from (_row("growth", "kept", float(size), "", str(place)) for place, size in left.items())
-        newest = held[(held["step"] == first) & held["at"].isin(left.index)].iloc[-1]
-        yield _row("growth_last", newest["part"], float(newest["size"]), "", newest["at"])
+        if first > 0 and left.sum() >= max(_LEAST_GROWTH, max(self.allocated) / 1000):
+            yield from (_row("growth", "kept", size, "", str(place)) for place, size in left.items())
+            newest = held[(held["step"] == first) & held["at"].isin(left.index)].iloc[-1]
+            yield _row("growth_last", newest["part"], newest["size"], "", newest["at"])
 
 
-def _row(
-    moment: str, part: str, size: float, name: str = "", place: str = "", blocks: int | None = None
-) -> dict[str, Any]:
-    return {"moment": moment, "part": part, "name": name, "place": place, "bytes": float(size), "blocks": blocks}
+def _row(moment: str, part: str, size: float, name: str = "", place: str = "") -> dict[str, Any]:
+    return {"moment": moment, "part": part, "name": name, "place": place, "bytes": float(size)}
+
+
+def _measure_outside(counters: Mapping[str, Any]) -> int:
+    """Return the bytes of the device that are not of torch in this process; 0 where they are not known."""
+    reserved = counters.get("reserved_bytes.all.current", 0)
+    return max(int(counters.get("total", 0) - counters.get("free", 0) - reserved), 0)
 
 
 def _ends_of_optimizers(snapshot: Mapping[str, Any], device: int) -> list[int]:

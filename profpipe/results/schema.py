@@ -118,7 +118,7 @@ _KEY: Final = """
     run      str     name of the run's folder; empty for files read by `profpipe ingest`
     workload str     entry of the pipeline file; for `profpipe ingest` the name of the file
     case     str     name of the case; empty for kernels and ranges outside every case
-    profiler str     plain, torch, nsys, ncu or rocprof
+    profiler str     plain, torch, memory, nsys, ncu or rocprof
     """
 _ORIGIN: Final = """
     source   str     file that the row comes from, relative to the run's folder
@@ -439,7 +439,7 @@ MEMORY: Final = _table(
     name   str     path of the module, or the function of torch, that allocated it; of parameters, gradients and states
                    of the optimizer the type of data; of a time, the pass
     place  str     line of the program that allocated most of it
-    at_ns  Float64 when, since the begin of the history
+    at_ns  Float64 of a time: when, since the begin of the history
     bytes  Float64 size
     blocks Int64   number of blocks
     """,
