@@ -118,6 +118,17 @@ def test_the_first_screen_says_what_is_wrong(name, tmp_path, capsys):
     assert [path.suffix for path in (tmp_path / "out" / "plots").iterdir()] == [".svg"]
 
 
+def test_two_snapshots_are_compared_by_the_parts_of_their_peaks(tmp_path, capsys):
+    sides = [str(DATA / f"{name}.memory.pickle.gz") for name in ("gpt", "leak")]
+    assert cli.main(["compare", *sides]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "is 237.4 MiB in A and 390.7 MiB in B, tensors kept between calls +98.3 MiB of it." in printed
+    assert "activations 49.1 98.3 +49.1" in printed
+    assert cli.main(["compare", *sides, "--json", str(tmp_path / "c.json")]) == 0
+    (peaks,) = json.loads((tmp_path / "c.json").read_text())["memory"].values()
+    assert peaks["parameters"] == {"a": 4_934_280 * 4, "b": 4_934_280 * 4}
+
+
 def entries(*given):
     names = ("action", "addr", "size")
     return [

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import pandas as pd
+
 from profpipe.analysis.findings import WorkloadFindings
 from profpipe.analysis.memory import CaseMemory, find_fit, find_leading, find_memory
 from profpipe.report import document as doc
@@ -114,6 +116,20 @@ def _describe_fit(workload: WorkloadFindings, memories: list[CaseMemory]) -> Ite
                 f"The largest {axis} that fits is {fit.least}{upper}: {_size(max(fit.fixed, 0.0))} do not grow with it"
             )
             yield fill(f"{said}, and each 1 takes {_size(fit.slope)} ({{}}).", grows)
+
+
+def compare_peaks(parts: pd.DataFrame) -> Iterator[doc.Block]:
+    """Yield what the peaks of A and B are, and the part that differs most; then all parts."""
+    more = (parts["b"] - parts["a"]).sort_values(key=abs, ascending=False, kind="stable")
+    a, b = (_size(parts[side].sum()) for side in ("a", "b"))
+    change = f", {_name(more.index[0])} {size_unit([more.iloc[0]]).signed().with_name(more.iloc[0])} of it"
+    change = change if more.iloc[0] else ", and no part differs"
+    yield doc.Paragraph(doc.Strong(f"The peak of the memory is {a} in A and {b} in B{change}."))
+    unit = size_unit([parts.sum().max()])
+    columns = [doc.label("part"), *(doc.number(id, title, unit) for id, title in (("a", "A"), ("b", "B")))]
+    columns.append(doc.number("difference", "B - A", unit.signed()))
+    rows = ([_name(part), *parts.loc[part, ["a", "b"]], more[part]] for part in more.index)
+    yield doc.make_table("memory", columns, rows)
 
 
 def memory(workload: WorkloadFindings) -> doc.Section:
