@@ -112,7 +112,8 @@ def profpipe(folder: Path, name: str, *words: str) -> tuple[str, float]:
     """Return what profpipe prints of a run, and its time."""
     began = time.monotonic()
     command = [sys.executable, "-m", "profpipe", "run", "--name", name, "--out", str(folder / name), *words]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     (folder / f"{name}.txt").write_text(f"$ {shlex.join(command)}\n{ended.stdout}{ended.stderr}")
     return ended.stdout, time.monotonic() - began
@@ -125,7 +126,7 @@ PLANTED = {
     "backward": ("Out of memory in the backward pass",),
     "optimizer": ("Out of memory in the step of the optimizer",),
     "fragments": ("too small for", "expandable_segments"),
-    "search": ("failed, the last",),
+    "search": ("failed, and the program went on",),
     "other": ("Other processes",),
 }
 

@@ -93,7 +93,7 @@ def test_the_parts_of_two_batches_tell_the_peak_of_a_third_one():
 
 
 SAID = {
-    "leak": ["Each step leaves 49.3 MiB behind, most of it from snap.py:31, the last from snap.py:86."],
+    "leak": ["Each step leaves 49.3 MiB behind, most of it from snap.py:31, called at snap.py:86."],
     "oom_forward": [
         "Out of memory in the forward pass: GPT.h.2.mlp.1 at snap.py:31 asked for 4096 KiB, and 2048 KiB of 100.0 MiB"
         " were free. Held: activations 45.1 MiB, cuBLAS workspaces 32.0 MiB, parameters 18.8 MiB",

@@ -9,6 +9,8 @@ import pandas as pd
 
 from profpipe.results.schema import UNUSED_MEMORY
 
+#: Parts that libraries choose by the shapes: they follow no line.
+_UNSTEADY = ("temporary", "rounding")
 #: The deepest module with this share of the peak is named.
 _LEADING = 0.25
 
@@ -79,6 +81,7 @@ def find_leading(memory: CaseMemory) -> tuple[str, str, str, float] | None:
 class Fit:
     """The largest value that fits: between ``least``, with as much unused memory as now, and ``most``.
 
+    For ``most`` nothing is unused, and temporary memory grows as slowly as the two values allow.
     ``fixed`` bytes do not grow, and ``slope`` bytes come with each 1 of the value, ``growing`` by part.
     """
 
@@ -95,12 +98,17 @@ def find_fit(cases: Sequence[tuple[float, CaseMemory]]) -> Fit | None:
     if len({value for value, _ in measured}) < 2:
         return None
     (low, small), (high, large) = ((value, memory.sum_parts("peak")) for value, memory in measured)
-    growing = large.sub(small, fill_value=0.0) / (high - low)
+    small, large = small.align(large, fill_value=0.0)
+    growing = (large - small) / (high - low)
     slope, room = float(growing.sum()), measured[1][1].facts.get("room", 0.0)
-    if slope <= 0 or not room:
+    slowly = growing.mask(
+        growing.index.isin(_UNSTEADY), pd.concat([growing, small / low, large / high], axis=1).min(axis=1)
+    )
+    if slope <= 0 or not room or low <= 0:
         return None
-    fixed = float(large.sum()) - slope * high
     unused = max(memory.reserved / memory.sum_parts("peak").sum() for _, memory in measured)
-    least, most = (int((share - fixed) / slope) for share in (room / unused, room))
+    least = int(high + (room / unused - large.sum()) / slope)
+    most = int(high + (room - large.sum()) / slowly.sum())
+    fixed = float(large.sum()) - slope * high
     parts = {str(part): float(size) for part, size in growing.sort_values(ascending=False).items()}
     return Fit(least, most, fixed, slope, {part: size for part, size in parts.items() if size > slope / 100})

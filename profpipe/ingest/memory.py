@@ -55,15 +55,20 @@ class StackReader:
         self._frames: dict[int, tuple[str, str, str]] = {}
 
     def read(self, frames: Entries | None) -> dict[str, str]:
-        """Return ``during``, ``place`` and ``operator`` of frames, innermost first. Autograd has none."""
+        """Return what ``frames`` say, innermost first: pass, line, function, and the line that calls the model.
+
+        Autograd's thread has no frames.
+        """
         if not frames:
-            return {"during": "backward", "place": "", "operator": "backward"}
+            return {"during": "backward", "place": "", "operator": "backward", "caller": ""}
         kinds, *texts = zip(*map(self._read_frame, frames), strict=True)
+        outside = len(kinds) - kinds[::-1].index("forward") if "forward" in kinds else 0
         # What is computed again inside a backward pass is a part of it.
         inner = next(filter(None, kinds), "other")
         outer = next((kind for kind in ("parameters", "backward") if kind in kinds and inner != "optimizer"), inner)
         place, operator = (next(filter(None, names), "") for names in texts)
-        return {"during": outer, "place": place, "operator": operator}
+        caller = next(filter(None, texts[0][outside:]), place)
+        return {"during": outer, "place": place, "operator": operator, "caller": caller}
 
     def _read_frame(self, frame: Mapping[str, Any]) -> tuple[str, str, str]:
         if id(frame) not in self._frames:
@@ -206,7 +211,7 @@ def replay(segments: Entries, trace: Entries, stacks: StackReader, rows: int) ->
     return pd.DataFrame(blocks, columns=[*_COLUMNS, *_UNKNOWN]), allocated, state
 
 
-_UNKNOWN: Final = {"during": "other", "place": "", "operator": ""}
+_UNKNOWN: Final = {"during": "other", "place": "", "operator": "", "caller": ""}
 _COLUMNS: Final = ("address", "asked", "size", "begin", "end", "module")
 
 
@@ -218,12 +223,12 @@ _WORKSPACES: Final = (1 << 25, 8_519_680, 1 << 20)
 
 
 def assign_parts(
-    blocks: pd.DataFrame, rows: int, steps: Sequence[int], tensors: Mapping[int, tuple[str, str]], trains: bool
+    blocks: pd.DataFrame, rows: int, steps: Sequence[int], tensors: Mapping[int, tuple[str, str]], failed: Sequence[int]
 ) -> tuple[pd.DataFrame, Any]:
     """Return the blocks with ``part``, ``name`` and ``step``, and the pass at each row.
 
     ``steps`` are the rows at which steps begin; ``tensors`` are kind and type of data by address at the end.
-    ``trains``: what failed would have been kept for a backward pass.
+    ``failed`` are the rows of allocations that failed while the program trained.
     """
     during = np.full(rows + 1, "", dtype=object)
     made = blocks[blocks["begin"] >= 0]
@@ -236,8 +241,10 @@ def assign_parts(
     begin, end = blocks["begin"].clip(lower=0).to_numpy(), blocks["end"].clip(upper=rows).to_numpy()
     is_held, kind = (blocks["end"] == _HELD).to_numpy(), blocks["during"].to_numpy()
     is_same, later = number[begin] == number[end], step[end] - step[begin]
-    by_backward = (backwards[end] > backwards[begin]) | (is_held & trains)
-    by_backward |= is_held & (later == 0) & bool(backwards[-1])
+    by_backward = (backwards[end] > backwards[begin]) | (is_held & (later == 0) & bool(backwards[-1]))
+    # What an allocation that failed was for would have been kept for a backward pass.
+    fails = np.cumsum(np.isin(np.arange(rows + 1), failed))
+    by_backward |= fails[end] > fails[begin]
     by_kind = {
         "optimizer": np.where(is_same & ~is_held, "temporary", "optimizer"),
         "backward": np.where(is_same, "temporary", "gradients"),
@@ -256,13 +263,15 @@ def assign_parts(
         part[number_of_block], types[number_of_block] = tensors[first[number_of_block]]
     names = blocks["module"].where((blocks["module"] != "") & (part != "temporary"), blocks["operator"])
     names = names.where(~np.isin(part, ["parameters", "gradients", "optimizer", "workspace"]), types)
-    names = names.str.replace(r"#\d+", "", regex=True)
+    names = names.str.replace(_COPY, "", regex=True)
     return blocks.assign(part=part, name=names, step=np.where(blocks["begin"] < 0, -1, step[begin])), passes
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------
 
+#: The number of a layer in a path, and that of a model among those of one class.
 _NUMBER: Final = r"\.\d+(?=\.|$)"
+_COPY: Final = r"#\d+"
 #: Blocks that are listed, points of the picture, steps that it shows, and steps that must leave memory behind.
 _MOST_BLOCKS: Final = 20
 _POINTS: Final = 160
@@ -297,27 +306,28 @@ class _Device:
         self.segments = [segment for segment in snapshot["segments"] if segment.get("device", 0) == device]
         self.stacks = StackReader(str(facts.get("folder") or ""))
         self.times = [int(entry.get("time_us") or row) for row, entry in enumerate(self.trace)]
+        self.failed = [row for row, entry in enumerate(self.trace) if entry["action"] == "oom"]
         blocks, self.allocated, _ = replay(self.segments, self.trace, self.stacks, len(self.trace))
         begins = [at for _, at in facts["steps"]] if "steps" in facts else _ends_of_optimizers(snapshot, device)
         rows = (bisect.bisect_left(self.times, at) for at in begins)
         self.steps = [row for row in rows if row < len(self.trace)]
         tensors = {address: (kind, of_type) for address, of, kind, of_type in facts.get("tensors", ()) if of == device}
-        trains = bool(self.failure.get("is_training"))
-        self.blocks, self.passes = assign_parts(blocks, len(self.trace), self.steps, tensors, trains)
+        failed = self.failed if self.failure.get("is_training") else []
+        self.blocks, self.passes = assign_parts(blocks, len(self.trace), self.steps, tensors, failed)
 
     def write_rows(self) -> Iterator[dict[str, Any]]:
         if self.allocated:
             yield from self._write_moment("peak", int(np.argmax(self.allocated)), self.counters)
             yield from self._write_points()
             yield from self._write_growth()
-        failed = [row for row, entry in enumerate(self.trace) if entry["action"] == "oom"]
-        for row in failed:
+        for row in self.failed:
             stack = self.stacks.read(self.trace[row].get("frames"))
-            stack["operator"] = str(self.trace[row].get("user_metadata") or "") or stack["operator"]
-            stack["place"] = (row == failed[-1] and self.failure.get("place")) or stack["place"]
+            module = re.sub(_COPY, "", str(self.trace[row].get("user_metadata") or ""))
+            stack["operator"] = module or stack["operator"]
+            stack["place"] = (row == self.failed[-1] and self.failure.get("place")) or stack["place"]
             yield _row("asked", stack["during"], self.trace[row]["size"], stack["operator"], stack["place"])
-        if failed:
-            yield from self._write_moment("failure", failed[-1], {**self.counters, **self.failure})
+        if self.failed:
+            yield from self._write_moment("failure", self.failed[-1], {**self.counters, **self.failure})
         if total := self.counters.get("total"):
             may_use = self.failure.get("may_use", self.counters.get("may_use", total))
             yield _row("fact", "capacity", may_use)
@@ -355,7 +365,7 @@ class _Device:
         for path, of_path in kept.groupby(layers[0]):
             by_layer = of_path.groupby(layers[1])["size"].sum()
             # One layer is computed again at a time.
-            yield _row("advice", "checkpoint", by_layer.sum() - by_layer.max(), f"{path}.*")
+            yield _row("advice", "checkpoint", by_layer.sum() - by_layer.max(), re.sub(_COPY, "", f"{path}.*"))
         types = live[live["part"] == "parameters"].groupby("name")["size"].sum()
         if types.get("float32", 0) > types.sum() / 2 and not self.failure.get("is_autocast"):
             yield _row("advice", "bfloat16", kept["size"].sum() / 2)
@@ -376,16 +386,20 @@ class _Device:
                 yield {**point, "at_ns": 1e3 * (self.times[row] - self.times[0])}
 
     def _write_growth(self) -> Iterator[dict[str, Any]]:
-        """Yield by line what each of the steps leaves behind, the first ones and the last one aside."""
+        """Yield by line what each of the steps before the last one has left behind when that begins.
+
+        At the end of the trace the program may have given back all.
+        """
         first, last = len(self.steps) - _LEAST_STEPS, len(self.steps)
-        held = self.blocks[(self.blocks["end"] == _HELD) & self.blocks["step"].between(first, last - 1)]
+        live = self._find_live(self.steps[-1] if self.steps else 0)
+        held = live[live["step"].between(first, last - 1)]
         held = held.assign(at=held["place"].where(held["place"] != "", held["operator"]))
         left = held.pivot_table(index="at", columns="step", values="size", aggfunc="sum")
         left = left.dropna().min(axis=1) if len(left.columns) == _LEAST_STEPS else pd.Series(dtype=float)
         if first > 0 and left.sum() >= max(_LEAST_GROWTH, max(self.allocated) / 1000):
             yield from (_row("growth", "kept", size, "", str(place)) for place, size in left.items())
-            newest = held[(held["step"] == first) & held["at"].isin(left.index)].iloc[-1]
-            yield _row("growth_last", newest["part"], newest["size"], "", newest["at"])
+            by_caller = held[held["at"].isin(left.index)].groupby("caller")["size"].sum()
+            yield _row("growth_caller", "kept", by_caller.max() / _LEAST_STEPS, "", str(by_caller.idxmax()))
 
 
 def _row(moment: str, part: str, size: float, name: str = "", place: str = "") -> dict[str, Any]:

@@ -12,7 +12,7 @@ from profpipe.analysis.memory import CaseMemory, find_fit, find_leading, find_me
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text, fill, plural
 from profpipe.report.units import percent, size_unit
-from profpipe.results.schema import UNUSED_MEMORY
+from profpipe.results.schema import FAILED, UNUSED_MEMORY
 
 #: Rows of a table, and cases that stand on the long page.
 _MOST_HOLDERS, _MOST_BLOCKS, _CASES = 14, 10, 12
@@ -64,9 +64,13 @@ def _memories(workload: WorkloadFindings) -> list[CaseMemory]:
 def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
     """Yield what ran out of memory and what would help, who holds the peak, what grows, and what would fit."""
     memories = _memories(workload)
-    for memory in memories:
-        if len(memory.at("failure")):
-            yield from _describe_failure(memory)
+    cases = {case.id: case for case in workload.cases}
+    failed = [memory for memory in memories if len(memory.at("failure"))]
+    # What a program caught was no failure; a file says nothing of its program.
+    caught = [m for m in failed if workload.declared and cases[m.case].status not in FAILED]
+    for memory in failed:
+        if memory not in caught:
+            yield from _describe_failure(memory, case_text(cases[memory.case]) if len(cases) > 1 else "")
     for memory in sorted(memories, key=lambda memory: -memory.reserved)[:1]:
         if leading := find_leading(memory):
             part, name, place, share = leading
@@ -77,22 +81,25 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
     for memory in memories:
         growth = memory.at("growth").sort_values("bytes", ascending=False)
         if len(growth):
-            last = str(memory.at("growth_last")["place"].iloc[0])
-            said = f"Each step leaves {_size(growth['bytes'].sum())} behind, most of it from {{}}, the last from {{}}."
-            yield fill(said, doc.Code(growth["place"].iloc[0]), doc.Code(last))
+            places = dict.fromkeys(rows["place"].iloc[0] for rows in (growth, memory.at("growth_caller")))
+            said = f"Each step leaves {_size(growth['bytes'].sum())} behind, most of it from {{}}."
+            yield fill(said, doc.join(map(_code, places), last=", called at "))
+    for memory in caught:
+        count = plural(len(memory.at("asked")), "allocation")
+        yield fill(f"{count} failed, and the program went on. The last: {{}}", next(_describe_failure(memory, "")))
     yield from _describe_fit(workload, [memory for memory in memories if memory.at("failure").empty])
 
 
-def _describe_failure(memory: CaseMemory) -> Iterator[doc.Text]:
+def _describe_failure(memory: CaseMemory, case: doc.Text) -> Iterator[doc.Text]:
     """Yield what asked for memory that was not there, and what held it; then what would have left room."""
     asked, parts, facts = memory.at("asked").iloc[-1], memory.sum_parts("failure"), memory.facts
     held = [f"{_name(part)} {_size(size)}" for part, size in parts[:_MOST_PARTS].items() if size > _LEAST * parts.sum()]
     during = f" in the {_PASSES[asked['part']]}" if asked["part"] in _PASSES else ""
     who = doc.join([doc.Code(text) for text in (asked["name"], asked["place"]) if text], last=" at ")
     left = f", and {_size(facts['free'])} of {_size(facts['capacity'])} were free" if "free" in facts else ""
-    yield fill(f"Out of memory{during}: {{}} asked for {_size(asked['bytes'])}{left}. Held: {{}}.", who, doc.join(held))
-    if (count := len(memory.at("asked"))) > 1:
-        yield f"{plural(count, 'allocation')} failed, and this one was the last."
+    said = f"{{}}out of memory{during}: {{}} asked for {_size(asked['bytes'])}{left}. Held: {{}}."
+    said = said if case else said.replace("{}out", "{}Out", 1)
+    yield fill(said, fill("{}: ", case) if case else "", who, doc.join(held))
     advice = memory.at("advice").sort_values("bytes", ascending=False)
     unused = float(advice.loc[advice["part"] == "expandable_segments", "bytes"].sum())
     if unused >= asked["bytes"] > facts["largest"]:
