@@ -37,7 +37,7 @@ def test_the_parts_of_a_peak_add_up_to_the_counter_of_torch(name):
     assert notes == ()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("hook")])
 def test_the_bytes_in_use_are_those_that_torch_counted_at_any_moment(name):
     snapshot, facts = read(name)
     trace = snapshot["device_traces"][0]
@@ -92,7 +92,22 @@ def test_the_parts_of_two_batches_tell_the_peak_of_a_third_one():
     assert find_fit([(4, cases[4]), (4, cases[8])]) is None
 
 
+def test_the_largest_batch_that_ran_is_in_the_range_that_fits():
+    # With 4000 MiB batches of 77 ran on the GPU.
+    cases = [(batch, case_memory(*read(f"hook_unet_{batch}"))[0]) for batch in (4, 8)]
+    fit = find_fit(cases)
+    assert cases[1][1].facts["room"] == 4000 * MIB
+    assert (fit.least, fit.most) == (62, 80)
+    assert fit.fixed + 16 * fit.slope == pytest.approx(
+        case_memory(*read("hook_unet_16"))[0].sum_parts("peak").sum(), rel=0.05
+    )
+
+
 SAID = {
+    "hook_leak": ["most of it from benchmarks/memory_models.py:35, called at benchmarks/memory_models.py:143."],
+    "hook_backward": ["Out of memory in the backward pass: backward at memory_models.py:153 asked for 250.0 MiB"],
+    "hook_other": ["Other processes and CUDA contexts hold 137.5 GiB of the GPU."],
+    "hook_search": ["Out of memory in the forward pass: GPT.h.5.mlp.0 at", "Checkpointing of GPT.h.* would free about"],
     "leak": ["Each step leaves 49.3 MiB behind, most of it from snap.py:31, called at snap.py:86."],
     "oom_forward": [
         "Out of memory in the forward pass: GPT.h.2.mlp.1 at snap.py:31 asked for 4096 KiB, and 2048 KiB of 100.0 MiB"
@@ -114,7 +129,7 @@ def test_the_first_screen_says_what_is_wrong(name, tmp_path, capsys):
     printed = " ".join(capsys.readouterr().out.split())
     assert [words for words in SAID[name] if words not in printed] == []
     page = (tmp_path / "out" / "SUMMARY.md").read_text()
-    assert "| cuBLAS workspaces |" in page or name == "oom_fragment"
+    assert ("| cuBLAS workspaces |" in page) == (name != "oom_fragment")
     assert [path.suffix for path in (tmp_path / "out" / "plots").iterdir()] == [".svg"]
 
 
@@ -245,6 +260,14 @@ def test_a_program_out_of_memory_runs_once_more_and_its_page_says_what_held_it(t
     assert jobs[0]["reason"].endswith("139.80 GiB of which 133.36 GiB is free")
     names = sorted(path.name.split(".", 2)[2] for path in (out / "raw" / "prog" / "memory").glob("*.memory.*"))
     assert names == ["memory.json", "memory.pickle", "oom.memory.json", "oom.memory.pickle"]
+
+
+@pytest.mark.slow
+def test_a_program_that_catches_the_error_has_not_failed(tmp_path):
+    ended, printed, _ = run(tmp_path, STAND_IN + TRAINING + FAILING.partition("raise")[0], "-p", "memory")
+    assert ended.returncode == 0
+    assert printed.startswith("At the peak of 318.8 MiB other tensors hold 94.1 % (snap.py:73).")
+    assert "1 allocation failed, and the program went on. The last: Out of memory in the forward pass" in printed
 
 
 @pytest.mark.slow

@@ -249,7 +249,7 @@ def assign_parts(
         "optimizer": np.where(is_same & ~is_held, "temporary", "optimizer"),
         "backward": np.where(is_same, "temporary", "gradients"),
         "other": np.where(~is_held & (passes[end] == "backward"), "activations", "other"),
-        "forward": np.where(later > 0, "kept", "temporary"),
+        "forward": np.where(is_same, "temporary", "kept"),
     }
     by_kind["forward"] = np.where(by_backward & (later < 2), "activations", by_kind["forward"])
     part = np.select([kind == name for name in by_kind], list(by_kind.values()), "parameters").astype(object)

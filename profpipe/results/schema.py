@@ -431,7 +431,8 @@ MEMORY: Final = _table(
     + """
     moment str     peak, failure (an allocation failed), peak_block and failure_block: the largest blocks then; asked:
                    what failed; time: a point of two steps; growth: what a step leaves behind, growth_caller: the line
-                   that calls what leaves most; advice: what would free memory at the failure; fact: a size of the device or the failure
+                   that calls what leaves most; advice: what would free memory at the failure; fact: a size of the
+                   device or the failure
     part   str     parameters, gradients, optimizer, activations (kept for the backward pass), temporary (given back in
                    the same pass), kept (from a forward pass for a later one), workspace (of cuBLAS), other, rounding,
                    cached, fragmented (free between blocks in use) or outside (of torch in this process); of what
