@@ -139,7 +139,7 @@ class RecordingComparison:
     alone: Mapping[str, tuple[str, ...]]
     #: The GPUs of A and of B, where they differ.
     gpus: tuple[str, str] | None = None
-    #: By name, the bytes of each part of the peak of the memory on both sides, in the columns ``a`` and ``b``.
+    #: By name, the bytes by part of the peak of the memory on both sides, in the columns ``a`` and ``b``.
     memory: Mapping[str, pd.DataFrame] = field(default_factory=dict)
 
 

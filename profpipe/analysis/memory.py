@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -15,8 +15,7 @@ _UNSTEADY = ("temporary", "rounding")
 _LEADING = 0.25
 
 
-@dataclass(frozen=True)
-class CaseMemory:
+class CaseMemory(NamedTuple):
     """The memory of a case on the device with the highest peak; of a failure, on the one where the last one was.
 
     ``rows`` are those of a moment. ``facts`` are the sizes without a holder, such as the ``capacity``.
@@ -77,12 +76,11 @@ def find_leading(memory: CaseMemory) -> tuple[str, str, str, float] | None:
     return sizes[max(sizes)] if sizes else None
 
 
-@dataclass(frozen=True)
-class Fit:
+class Fit(NamedTuple):
     """The largest value that fits: between ``least``, with as much unused memory as now, and ``most``.
 
     For ``most`` nothing is unused, and temporary memory grows as slowly as the two values allow.
-    ``fixed`` bytes do not grow, and ``slope`` bytes come with each 1 of the value, ``growing`` by part.
+    ``fixed`` bytes do not grow, and ``slope`` bytes come with one more of the value, ``growing`` by part.
     """
 
     least: int

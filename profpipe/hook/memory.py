@@ -1,6 +1,6 @@
 """The history of torch's allocator in this process, and which tensors are parameters and states of optimizers.
 
-``capture.4711.memory.pickle`` is torch's own snapshot, which torch's viewer shows too. ``.memory.json`` beside it holds
+``capture.4711.memory.pickle`` is a snapshot of torch, which torch's viewer shows too. ``.memory.json`` beside it holds
 the facts that a snapshot lacks: addresses of tensors, begins of steps (us since the epoch, as in the snapshot), torch's
 counters, and what the driver says of the device. What runs out of memory leaves ``capture.4711.oom.memory.pickle``.
 """
@@ -51,12 +51,15 @@ class AllocatorHistory:
             self._record.note(f"{what} records no history of its memory")
             return
         memory._record_memory_history("all", context="alloc", stacks="python", max_entries=_MOST_ENTRIES)
+        self._is_on = True
         if self._modules.are_possible:
             self._modules.install()
         else:
             self._record.note(f"{what} does not keep the module of an allocation: activations have lines only")
-        self._torch._C._cuda_attach_out_of_memory_observer(self._note_failure)
-        self._is_on = True
+        if hasattr(self._torch._C, "_cuda_attach_out_of_memory_observer"):
+            self._torch._C._cuda_attach_out_of_memory_observer(self._note_failure)
+        else:
+            self._record.note(f"{what} does not tell when an allocation fails")
 
     def mark(self, number: int) -> None:
         """Note that step ``number`` begins."""
@@ -96,7 +99,7 @@ class AllocatorHistory:
     def _write_failure(self, about: Dict[str, Any]) -> None:
         number, is_backward = self._places.number(sys._getframe())
         if not self._places.names[number]:
-            # Autograd's own thread has no line: that of the thread which waits in backward() stands for it.
+            # The thread of autograd has no line: that of the thread which waits in backward() stands for it.
             main = sys._current_frames().get(threading.main_thread().ident or 0)
             number, is_backward = self._places.number(main)
         is_training = is_backward or self._torch.is_grad_enabled()

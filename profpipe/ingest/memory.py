@@ -7,7 +7,7 @@ block with it where that rest is too small to divide. The sum is ``allocated_byt
 
 Whose a block is:
 
-* parameters, buffers, gradients and states of optimizers at the end are known by their addresses;
+* parameters, buffers, gradients and states of optimizers at the end are told by their addresses;
 * what a call of an optimizer leaves is its state, and what a backward pass leaves is a gradient;
 * what a forward pass makes and a later backward pass may need is an activation;
 * what is given back in the same pass is temporary.
@@ -177,7 +177,7 @@ def _rewind(segments: Entries, trace: Entries) -> tuple[_Regions, list[dict[str,
 def replay(segments: Entries, trace: Entries, stacks: StackReader, rows: int) -> tuple[pd.DataFrame, list[int], Any]:
     """Follow the allocator of a device over the first ``rows`` of ``trace``.
 
-    Return the blocks from the row ``begin`` to the row ``end``, the bytes in use after each row, and the regions.
+    Return the blocks from the row ``begin`` to the row ``end``, the bytes in use after the rows, and the regions.
     """
     (state, before), total = _rewind(segments, trace), 0
     blocks: list[dict[str, Any]] = []
@@ -225,7 +225,7 @@ _WORKSPACES: Final = (1 << 25, 8_519_680, 1 << 20)
 def assign_parts(
     blocks: pd.DataFrame, rows: int, steps: Sequence[int], tensors: Mapping[int, tuple[str, str]], failed: Sequence[int]
 ) -> tuple[pd.DataFrame, Any]:
-    """Return the blocks with ``part``, ``name`` and ``step``, and the pass at each row.
+    """Return the blocks with ``part``, ``name`` and ``step``, and the pass at any row.
 
     ``steps`` are the rows at which steps begin; ``tensors`` are kind and type of data by address at the end.
     ``failed`` are the rows of allocations that failed while the program trained.
@@ -375,7 +375,7 @@ class _Device:
             yield _row("advice", "outside", outside)
 
     def _write_points(self) -> Iterator[dict[str, Any]]:
-        """Yield the bytes of each part at points of the last whole steps, or of the trace where it has no steps."""
+        """Yield the bytes of all parts at points of the last whole steps, or of the trace where it has no steps."""
         has_steps = len(self.steps) > _STEPS
         first, last = (self.steps[-_STEPS - 1], self.steps[-1]) if has_steps else (0, len(self.trace))
         at = np.array(self.times[first:last])
@@ -386,7 +386,7 @@ class _Device:
                 yield {**point, "at_ns": 1e3 * (self.times[row] - self.times[0])}
 
     def _write_growth(self) -> Iterator[dict[str, Any]]:
-        """Yield by line what each of the steps before the last one has left behind when that begins.
+        """Yield by line what the steps before the last one have left behind when that begins.
 
         At the end of the trace the program may have given back all.
         """
@@ -407,7 +407,7 @@ def _row(moment: str, part: str, size: float, name: str = "", place: str = "") -
 
 
 def _measure_outside(counters: Mapping[str, Any]) -> int:
-    """Return the bytes of the device that are not of torch in this process; 0 where they are not known."""
+    """Return the bytes of the device that are not of torch in this process; 0 where the facts do not say."""
     reserved = counters.get("reserved_bytes.all.current", 0)
     return max(int(counters.get("total", 0) - counters.get("free", 0) - reserved), 0)
 
@@ -419,7 +419,7 @@ def _ends_of_optimizers(snapshot: Mapping[str, Any], device: int) -> list[int]:
 
 
 def make_tables(snapshot: Mapping[str, Any], facts: Mapping[str, Any], form: str) -> schema.Tables:
-    """Return the table `memory` of a snapshot, with a note where it contradicts torch's own counter."""
+    """Return the table `memory` of a snapshot, with a note where it contradicts torch's counter."""
     rows, notes = [], []
     for number in range(len(snapshot["device_traces"])):
         device = _Device(number, snapshot, facts)

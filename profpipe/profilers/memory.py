@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 from profpipe.job import Artifact, Command, Job, Missing, RunTool, Tool, Traits, on_nodes, workload_argv
@@ -25,7 +24,8 @@ TRAITS = Traits(
 
 def find(ask: RunTool) -> Tool | Missing:
     """Return the version of torch, whose allocator keeps the history."""
-    return replace(torch.find(ask), name=NAME)
+    tool = torch.find(ask)
+    return Tool(NAME, tool.version) if isinstance(tool, Tool) else Missing(NAME, tool.reason, tool.remedy)
 
 
 def commands(job: Job) -> list[Command]:

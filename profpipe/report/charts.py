@@ -309,7 +309,7 @@ def _bar(chart: doc.Chart, panel: Panel, row: int, scale: Scale, total: float, s
 
 
 def areas(chart: doc.Chart, panel: Panel) -> Drawing:
-    """Return amounts on each other over an axis, with a line and a name where the phase changes."""
+    """Return stacked amounts over an axis, with a line and a name where the phase changes."""
     marks = panel[0].marks
     sums = [sum(series.marks[i].y for series in panel) for i in range(len(marks))]
     x = Scale(marks[0].x, marks[-1].x, _LEFT, _RIGHT)

@@ -500,8 +500,8 @@ class Session:
         if not failed:
             return []
         tools = {**self.machine.tools, MEMORY: profilers.ALL[MEMORY].find(process.ask)}
-        request = replace(self.request, profilers=(MEMORY,), captures=None)
-        jobs = map(self.placed, plan_jobs(request, replace(self.machine, tools=tools), self.folder))
+        machine = ExaminedMachine(tools, self.machine.gpus, self.machine.described)
+        jobs = map(self.placed, plan_jobs(self.request, machine, self.folder, profilers=(MEMORY,)))
         return [job for job in jobs if job.script is None and (job.workload, job.cases[0].id) in failed]
 
     # --- the reference of a task -------------------------------------------------------------------------------------

@@ -57,8 +57,8 @@ def _code(text: str, around: str = "{}") -> doc.Text:
 
 def _memories(workload: WorkloadFindings) -> list[CaseMemory]:
     table = workload.recorded.tables.memory
-    found = (find_memory(table, case.id) for case in workload.cases if len(table))
-    return [memory for memory in found if memory is not None]
+    memories = (find_memory(table, case.id) for case in workload.cases if len(table))
+    return [memory for memory in memories if memory is not None]
 
 
 def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
@@ -122,7 +122,7 @@ def _describe_fit(workload: WorkloadFindings, memories: list[CaseMemory]) -> Ite
             said = (
                 f"The largest {axis} that fits is {fit.least}{upper}: {_size(max(fit.fixed, 0.0))} do not grow with it"
             )
-            yield fill(f"{said}, and each 1 takes {_size(fit.slope)} ({{}}).", grows)
+            yield fill(f"{said}, and one more takes {_size(fit.slope)} ({{}}).", grows)
 
 
 def compare_peaks(parts: pd.DataFrame) -> Iterator[doc.Block]:
@@ -182,7 +182,7 @@ def _tables(memory: CaseMemory) -> tuple[doc.TableBlock, ...]:
 
 
 def _draw(workload: WorkloadFindings, memory: CaseMemory) -> doc.Chart | None:
-    """Return the memory of two steps by part, as areas that lie on each other; None without two points."""
+    """Return the memory of two steps by part, as areas one above the other; None without two points."""
     points = memory.at("time")
     sizes = points.pivot_table(index="at_ns", columns="part", values="bytes", aggfunc="sum").fillna(0.0)
     if len(sizes) < 2:
