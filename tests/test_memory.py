@@ -238,12 +238,12 @@ raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 32.00 MiB. G
 """
 
 
-def run(folder, program, *options):
+def run(folder, program, *options, snapshot="oom_fragment"):
     (folder / "prog.py").write_text(program)
-    snapshot = folder / "snapshot.pickle"
-    snapshot.write_bytes(gzip.decompress((DATA / "oom_fragment.memory.pickle.gz").read_bytes()))
+    for path in DATA.glob("*.pickle.gz"):
+        (folder / path.name.partition(".")[0]).write_bytes(gzip.decompress(path.read_bytes()))
     command = [sys.executable, "-m", "profpipe", "run", *options, "--out", "out", "--", sys.executable, "prog.py"]
-    ended = subprocess.run([*command, str(snapshot)], cwd=folder, capture_output=True, text=True)
+    ended = subprocess.run([*command, snapshot], cwd=folder, capture_output=True, text=True)
     return ended, " ".join(ended.stdout.split()), folder / "out" / "latest"
 
 
@@ -281,6 +281,20 @@ def test_the_hook_keeps_steps_tensors_and_modules(tmp_path):
     assert (facts["tensors"], facts["out_of_memory"]) == ([], [])
     private = json.loads((out / "run.json").read_text())["private_files"]
     assert {Path(name).suffix for name in private} >= {".pickle", ".json"}
+
+
+@pytest.mark.slow
+def test_two_batches_say_which_is_the_largest_that_fits(tmp_path):
+    _, printed, _ = run(tmp_path, STAND_IN, "-p", "memory", "--set", "name=gpt_b4,gpt", snapshot="{name}")
+    assert "that fits" not in printed
+    program = f"import sys\nsys.argv[1] = {{'4': 'gpt_b4', '8': 'gpt'}}[sys.argv[1]]\n{STAND_IN}"
+    _, printed, _ = run(tmp_path, program, "-p", "memory", "--set", "batch=4,8", snapshot="{batch}")
+    # Of 4 GiB others hold 2.
+    assert (
+        "The largest batch that fits is 96 to 191: 117.6 MiB do not grow with it, and one more takes 15.0 MiB"
+        in printed
+    )
+    assert "(temporary tensors 10.0 MiB, activations 3790 KiB and gradients 1255 KiB)" in printed
 
 
 @pytest.mark.slow

@@ -54,13 +54,13 @@ class StackReader:
         self._folder = f"{folder.rstrip('/')}/"
         self._frames: dict[int, tuple[str, str, str]] = {}
 
-    def read(self, frames: Entries | None) -> dict[str, str]:
-        """Return what ``frames`` say, innermost first: pass, line, function, and the line that calls the model.
+    def read(self, frames: Entries | None) -> dict[str, Any]:
+        """Return what ``frames``, innermost first, say of a block. Autograd's thread has no frames.
 
-        Autograd's thread has no frames.
+        ``caller`` is the line that calls the model; ``is_inner``: torch's code makes the block, not the program's.
         """
         if not frames:
-            return {"during": "backward", "place": "", "operator": "backward", "caller": ""}
+            return {"during": "backward", "place": "", "operator": "backward", "caller": "", "is_inner": True}
         kinds, *texts = zip(*map(self._read_frame, frames), strict=True)
         outside = len(kinds) - kinds[::-1].index("forward") if "forward" in kinds else 0
         # What is computed again inside a backward pass is a part of it.
@@ -68,7 +68,8 @@ class StackReader:
         outer = next((kind for kind in ("parameters", "backward") if kind in kinds and inner != "optimizer"), inner)
         place, operator = (next(filter(None, names), "") for names in texts)
         caller = next(filter(None, texts[0][outside:]), place)
-        return {"during": outer, "place": place, "operator": operator, "caller": caller}
+        is_inner = not texts[0][0]
+        return {"during": outer, "place": place, "operator": operator, "caller": caller, "is_inner": is_inner}
 
     def _read_frame(self, frame: Mapping[str, Any]) -> tuple[str, str, str]:
         if id(frame) not in self._frames:
@@ -211,7 +212,7 @@ def replay(segments: Entries, trace: Entries, stacks: StackReader, rows: int) ->
     return pd.DataFrame(blocks, columns=[*_COLUMNS, *_UNKNOWN]), allocated, state
 
 
-_UNKNOWN: Final = {"during": "other", "place": "", "operator": "", "caller": ""}
+_UNKNOWN: Final = {"during": "other", "place": "", "operator": "", "caller": "", "is_inner": False}
 _COLUMNS: Final = ("address", "asked", "size", "begin", "end", "module")
 
 
@@ -243,12 +244,13 @@ def assign_parts(
     is_same, later = number[begin] == number[end], step[end] - step[begin]
     by_backward = (backwards[end] > backwards[begin]) | (is_held & (later == 0) & bool(backwards[-1]))
     # What an allocation that failed was for would have been kept for a backward pass.
-    fails = np.cumsum(np.isin(np.arange(rows + 1), failed))
-    by_backward |= fails[end] > fails[begin]
+    count = np.cumsum(np.isin(np.arange(rows + 1), failed))
+    fails = count[end] > count[begin]
+    by_backward |= fails
     by_kind = {
         "optimizer": np.where(is_same & ~is_held, "temporary", "optimizer"),
         "backward": np.where(is_same, "temporary", "gradients"),
-        "other": np.where(~is_held & (passes[end] == "backward"), "activations", "other"),
+        "other": np.where((passes[end] == "backward") & ~is_held | fails & blocks["is_inner"], "activations", "other"),
         "forward": np.where(is_same, "temporary", "kept"),
     }
     by_kind["forward"] = np.where(by_backward & (later < 2), "activations", by_kind["forward"])

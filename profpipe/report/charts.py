@@ -330,7 +330,7 @@ def areas(chart: doc.Chart, panel: Panel) -> Drawing:
     free = float(_LEFT)
     for note, group in itertools.groupby(marks, key=lambda mark: mark.note):
         left = x(next(group).x)
-        if note and left >= free:
+        if note and free <= left <= _WIDTH - text_width(note):
             parts.append(upright(left, _TOP - 4, y.start, "ref"))
             parts.append(word(note, left + 4, _TOP + 6, "tick"))
             free = left + text_width(note) + 8

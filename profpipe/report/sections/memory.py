@@ -35,11 +35,12 @@ _KEYS: Mapping[str, str] = {
     "parameters": "attention", "optimizer": "optimizer", "workspace": "memset", "other": "rest", "gradients": "copy",
     "kept": "conv", "activations": "gemm", "temporary": "elementwise",
 }  # fmt: skip
+_SETTING = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 _ADVICE: Mapping[str, str] = {
-    "checkpoint": "Checkpointing of {name} would free about {size}.",
-    "bfloat16": "Autocast to bfloat16 would free about {size} of activations.",
-    "expandable_segments": "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True would make up to {size} usable.",
-    "outside": "Other processes and CUDA contexts hold {size} of the GPU.",
+    "checkpoint": "Checkpointing of {} would free about SIZE.",
+    "bfloat16": "Autocast to {} would free about SIZE of activations.",
+    "expandable_segments": "{} would make up to SIZE usable.",
+    "outside": "Other processes and CUDA contexts hold SIZE of the GPU.",
 }
 
 
@@ -67,9 +68,9 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
     cases = {case.id: case for case in workload.cases}
     failed = [memory for memory in memories if len(memory.at("failure"))]
     # What a program caught was no failure; a file says nothing of its program.
-    caught = [m for m in failed if workload.declared and cases[m.case].status not in FAILED]
+    caught = {memory.case for memory in failed if workload.declared and cases[memory.case].status not in FAILED}
     for memory in failed:
-        if memory not in caught:
+        if memory.case not in caught:
             yield from _describe_failure(memory, case_text(cases[memory.case]) if len(cases) > 1 else "")
     for memory in sorted(memories, key=lambda memory: -memory.reserved)[:1]:
         if leading := find_leading(memory):
@@ -84,9 +85,10 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
             places = dict.fromkeys(rows["place"].iloc[0] for rows in (growth, memory.at("growth_caller")))
             said = f"Each step leaves {_size(growth['bytes'].sum())} behind, most of it from {{}}."
             yield fill(said, doc.join(map(_code, places), last=", called at "))
-    for memory in caught:
-        count = plural(len(memory.at("asked")), "allocation")
-        yield fill(f"{count} failed, and the program went on. The last: {{}}", next(_describe_failure(memory, "")))
+    for memory in failed:
+        if memory.case in caught:
+            count = plural(len(memory.at("asked")), "allocation")
+            yield fill(f"{count} failed, and the program went on. The last: {{}}", next(_describe_failure(memory, "")))
     yield from _describe_fit(workload, [memory for memory in memories if memory.at("failure").empty])
 
 
@@ -106,17 +108,17 @@ def _describe_failure(memory: CaseMemory, case: doc.Text) -> Iterator[doc.Text]:
         piece = _size(facts["largest"])
         yield f"torch has {_size(unused)} free, in pieces of at most {piece}: too small for {_size(asked['bytes'])}."
     for row in advice[advice["bytes"] >= max(_LEAST * parts.sum(), asked["bytes"])].itertuples():
-        yield _ADVICE[str(row.part)].format(name=row[advice.columns.get_loc("name") + 1], size=_size(row.bytes))
+        names = {"checkpoint": row[advice.columns.get_loc("name") + 1], "expandable_segments": _SETTING}
+        said = _ADVICE[str(row.part)].replace("SIZE", _size(row.bytes))
+        yield fill(said, doc.Code(names.get(str(row.part), str(row.part)))) if "{}" in said else said
 
 
 def _describe_fit(workload: WorkloadFindings, memories: list[CaseMemory]) -> Iterator[doc.Text]:
     params = {case.id: dict(case.params) for case in workload.cases}
     for axis in dict.fromkeys(axis for memory in memories for axis in params[memory.case]):
-        values = [(params[memory.case].pop(axis, None), memory) for memory in memories]
-        is_alone = all(isinstance(value, (int, float)) for value, _ in values) and not any(
-            params[memory.case] != params[memories[0].case] for memory in memories
-        )
-        if is_alone and (fit := find_fit([(float(value or 0), memory) for value, memory in values])):
+        values = [(float(value), m) for m in memories if isinstance(value := params[m.case].get(axis), (int, float))]
+        others = {tuple(pair for pair in params[memory.case].items() if pair[0] != axis) for memory in memories}
+        if len(others) == 1 and (fit := find_fit(values)):
             grows = doc.join(f"{_name(part)} {_size(size)}" for part, size in list(fit.growing.items())[:_MOST_PARTS])
             upper = f" to {fit.most}" if fit.most > fit.least else ""
             said = (
@@ -194,4 +196,4 @@ def _draw(workload: WorkloadFindings, memory: CaseMemory) -> doc.Chart | None:
         values = zip(at_ms, sizes[part], notes.loc[sizes.index], strict=True)
         series.append(doc.Series(_name(part), _KEYS[part], tuple(doc.Mark(x, y, note=note) for x, y, note in values)))
     x, y = doc.Axis("ms", is_measured=True), doc.Axis("allocated", quantity="byte")
-    return doc.Chart(f"{workload.name}-memory", "Memory over two steps", doc.ChartKind.AREAS, x, y, {"": tuple(series)})
+    return doc.Chart(f"{workload.name}-memory", "Memory over time", doc.ChartKind.AREAS, x, y, {"": tuple(series)})
