@@ -3,6 +3,7 @@
 import bisect
 import gzip
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -48,11 +49,15 @@ def test_the_bytes_in_use_are_those_that_torch_counted_at_any_moment(name):
     assert [allocated[bisect.bisect_right(times, at) - 1] for _, at, _ in marks] == [size for *_, size in marks]
 
 
-def test_a_contradiction_with_the_counter_is_a_note():
+def test_a_contradiction_with_the_counters_is_a_note():
     snapshot, facts = read("gpt")
-    facts["devices"]["0"]["allocated_bytes.all.peak"] += 512
+    counters = facts["devices"]["0"]
+    # The program may have reset the peak.
+    counters["allocated_bytes.all.peak"] -= 512
+    assert case_memory(snapshot, facts)[1] == ()
+    counters["allocated_bytes.all.peak"] += 1024
     assert case_memory(snapshot, facts)[1] == (
-        "the parts of the peak add up to 248945152 bytes, and torch counted 248945664",
+        "the blocks are 248945152 bytes at the peak and 127878656 at the end; torch counted 248945664 and 127878656",
     )
 
 
@@ -182,6 +187,14 @@ def test_a_damaged_file_of_facts_is_refused(tmp_path, capsys):
     (tmp_path / "a.memory.json").write_text("{")
     assert cli.main(["ingest", str(tmp_path / "a.memory.pickle")]) == 1
     assert "has damaged facts beside it (a.memory.json:" in capsys.readouterr().err
+
+
+def test_a_snapshot_that_maps_more_than_any_gpu_has_is_refused(tmp_path, capsys):
+    segment = {"device": 0, "address": 0, "total_size": 1 << 60, "is_expandable": True, "blocks": []}
+    snapshot = {"segments": [segment], "device_traces": [[]]}
+    (tmp_path / "s.pickle").write_bytes(pickle.dumps(snapshot))
+    assert cli.main(["ingest", str(tmp_path / "s.pickle")]) == 1
+    assert "ValueError: more than 2 TB of memory are mapped" in capsys.readouterr().err
 
 
 def test_the_amounts_of_a_failure_stay_and_its_advice_goes():

@@ -90,6 +90,7 @@ class StackReader:
 _SMALLEST: Final = 512
 _SMALL: Final = 1 << 20
 _PAGE: Final = 1 << 21
+_MOST_REGIONS: Final = 1 << 20
 #: The row at which what is still held ends.
 _HELD: Final = 1 << 62
 
@@ -105,6 +106,8 @@ class _Regions:
     def add(self, begin: int, size: int, is_mapped: bool) -> None:
         step = _PAGE if is_mapped else max(size, 1)
         for at in range(begin, begin + size, step):
+            if len(self.ends) > _MOST_REGIONS:
+                raise ValueError("more than 2 TB of memory are mapped")
             self.ends[at] = min(at + step, begin + size), is_mapped
             bisect.insort(self._begins, at)
 
@@ -426,9 +429,13 @@ def make_tables(snapshot: Mapping[str, Any], facts: Mapping[str, Any], form: str
     for number in range(len(snapshot["device_traces"])):
         device = _Device(number, snapshot, facts)
         rows += [{**row, "device": number} for row in device.write_rows()]
-        counted, peak = device.counters.get("allocated_bytes.all.peak"), max(device.allocated, default=0)
-        if counted not in (None, peak):
-            notes.append(f"the parts of the peak add up to {peak} bytes, and torch counted {counted}")
+        peak, end = max(device.allocated, default=0), (device.allocated or [0])[-1]
+        counted, now = (device.counters.get(f"allocated_bytes.all.{name}") for name in ("peak", "current"))
+        # A program may have reset the counter of the peak.
+        if (counted or 0) > peak or now not in (None, end):
+            notes.append(
+                f"the blocks are {peak} bytes at the peak and {end} at the end; torch counted {counted} and {now}"
+            )
     about = {"process": facts.get("pid"), "rank": facts.get("rank")}
     frame = schema.frame(schema.MEMORY, [{**row, **about} for row in rows])
     version = f"torch {facts['torch']}" if facts.get("torch") else ""
