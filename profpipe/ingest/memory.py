@@ -47,6 +47,10 @@ _FRAMES: Final = {
 }
 
 
+#: Functions of these names are called by that of their file: it says what a module is.
+_UNNAMED: Final = ("forward", "<lambda>", "<module>")
+
+
 class StackReader:
     """Reads stacks, whose frames a snapshot shares. ``folder`` is that of the program."""
 
@@ -78,8 +82,7 @@ class StackReader:
             file = path.rpartition("/")[2]
             short = re.sub(rf"^(?:{re.escape(self._folder)}|.*{_PACKAGES})", "", path)
             place = "" if _BELOW.search(path) else f"{file if short == path else short}:{frame['line']}"
-            # The class of a module is not in a frame, but its file says what it is.
-            self._frames[id(frame)] = kind, place, file.removesuffix(".py") if name == "forward" else name
+            self._frames[id(frame)] = kind, place, file.removesuffix(".py") if name in _UNNAMED else name
         return self._frames[id(frame)]
 
 

@@ -31,17 +31,13 @@ def find(ask: RunTool) -> Tool | Missing:
 def commands(job: Job) -> list[Command]:
     if job.script is not None:
         return [Command(workload_argv(job), makes=(job.records[0],))]
-    return [Command(on_nodes(job, workload_argv(job)), makes_like=_snapshots(job))]
-
-
-def _snapshots(job: Job) -> str:
-    return f"{job.stem}.*{TRAITS.suffix}"
+    return [Command(on_nodes(job, workload_argv(job)), makes_like=f"{job.stem}.*{TRAITS.suffix}")]
 
 
 def artifacts(job: Job) -> list[Artifact]:
     """Return the snapshots of all processes, with those of failed allocations; of a script, those of its cases."""
     if job.script is None:
-        return [*sorted(job.folder.glob(_snapshots(job))), *job.records]
+        return [*sorted(job.folder.glob(f"{job.stem}.*{TRAITS.suffix}")), *job.records]
     return [*job.case_files(TRAITS.suffix), *job.records]
 
 

@@ -160,22 +160,15 @@ def _tables(memory: CaseMemory) -> tuple[doc.TableBlock, ...]:
     is_unused = rows["part"].isin(UNUSED_MEMORY)
     listed = rows[~is_unused].sort_values("bytes", ascending=False)
     rest = listed[_MOST_HOLDERS:].groupby("part", as_index=False)[["bytes", "blocks"]].sum().assign(name="", place="")
-    sizes: doc.Columns[Any] = [
-        (doc.count("blocks"), lambda row: row["blocks"] or ""),
-        (doc.number("size", "", size_unit([total])), lambda row: row["bytes"]),
-        (doc.percent("share", ""), lambda row: "" if row["part"] in UNUSED_MEMORY else row["bytes"] / total),
-    ]
     columns: doc.Columns[Any] = [
         (doc.label("part"), lambda row: _name(row["part"])),
         (doc.words("name", "of"), lambda row: _code(row["name"])),
         (doc.words("place", "line"), lambda row: _code(row["place"])),
-        *sizes,
+        (doc.count("blocks"), lambda row: row["blocks"] or ""),
+        (doc.number("size", "", size_unit([total])), lambda row: row["bytes"]),
+        (doc.percent("share", ""), lambda row: "" if row["part"] in UNUSED_MEMORY else row["bytes"] / total),
     ]
-    records = [
-        row
-        for frame in (listed[:_MOST_HOLDERS], rest, rows[is_unused])
-        for row in frame.fillna({"blocks": 0}).to_dict("records")
-    ]
+    records = pd.concat([listed[:_MOST_HOLDERS], rest, rows[is_unused]]).fillna({"blocks": 0}).to_dict("records")
     blocks = memory.at(f"{moment}_block").to_dict("records")[:_MOST_BLOCKS]
     return (
         doc.table_of(f"{moment} {memory.case}", records, columns, f"{title}: {_size(total)} in use"),
