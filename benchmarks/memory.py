@@ -119,9 +119,11 @@ def profpipe(folder: Path, name: str, *words: str) -> tuple[str, float]:
     return ended.stdout, time.monotonic() - began
 
 
+#: The line of the programs that leaks.
+LEAK = next(number for number, line in enumerate(MODELS.read_text().splitlines(), 1) if line.endswith("# LEAK"))
 #: What the first screen must say of a planted failure.
 PLANTED = {
-    "leak": ("leaves", "memory_models.py:"),
+    "leak": ("leaves", f"called at memory_models.py:{LEAK}"),
     "forward": ("Out of memory in the forward pass",),
     "backward": ("Out of memory in the backward pass",),
     "optimizer": ("Out of memory in the step of the optimizer",),
