@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 
-from profpipe.ingest import memory, torch_snapshot
+from profpipe.ingest import json_stream, memory, torch_snapshot
 from profpipe.results import schema
 
 FORMATS = ("memory snapshots of torch (pickle)",)
@@ -13,10 +12,7 @@ FORMATS = ("memory snapshots of torch (pickle)",)
 
 def sniff(path: Path) -> bool:
     """Return True for a pickle that names the parts of a snapshot at its begin."""
-    with path.open("rb") as file:
-        head = file.read(2)
-    with gzip.open(path) if head == b"\x1f\x8b" else path.open("rb") as file:
-        start = file.read(4096)
+    start = json_stream.read_head(path, 1 << 14)
     return start[:1] == b"\x80" and (b"segments" in start or b"device_traces" in start)
 
 
