@@ -397,6 +397,8 @@ class Cause(str, Enum):
     DISK_FULL = "disk_full"
     #: The kernel killed the process for want of host memory, or something killed it with SIGKILL.
     HOST_MEMORY = "host_memory"
+    #: The GPU had no memory left, as the program prints.
+    GPU_MEMORY = "gpu_memory"
     SIGKILL = "sigkill"
     #: A smaller case ran out of memory.
     LARGER_THAN_OOM = "larger_than_oom"

@@ -202,7 +202,7 @@ def test_the_database_of_nvprof_is_not_taken_for_an_export_of_nsys(tmp_path):
 def test_a_snapshot_of_memory_and_the_xspace_of_jax_are_named(tmp_path):
     snapshot = {"segments": [{"device": 0, "total_size": 4}], "device_traces": [[]]}
     (tmp_path / "snapshot.pickle").write_bytes(pickle.dumps(snapshot))
-    assert refusal(tmp_path, tmp_path / "snapshot.pickle").startswith("a recording of torch's memory alone")
+    assert refusal(tmp_path, tmp_path / "snapshot.pickle").startswith("is no memory snapshot of torch: segments[0] has")
     (tmp_path / "host.xplane.pb").write_bytes(b"\x0a\x40\x08\x01\x12\x0d/device:GPU:0\x1a\x10")
     assert refusal(tmp_path, tmp_path / "host.xplane.pb").endswith("Give the .trace.json.gz beside it.")
 

@@ -128,8 +128,11 @@ def started(path):
                 yield f"{label(path)}:{node.lineno}: {module}.{name}"
 
 
-#: Starts the supervisor, which starts everything else; and Python, to demangle a name under limits.
-STARTERS = {"profpipe/runner/process.py", "profpipe/runner/supervisor.py", "profpipe/ingest/kernel_names.py"}
+#: Starts the supervisor, which starts everything else; and Python, to demangle a name or load a pickle under limits.
+STARTERS = {
+    f"profpipe/{name}.py"
+    for name in ("runner/process", "runner/supervisor", "ingest/kernel_names", "ingest/torch_snapshot")
+}
 
 
 def test_few_modules_start_processes_and_never_through_a_shell():

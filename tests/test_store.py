@@ -32,6 +32,7 @@ def some_tables(run="r", time_ns=1500.0):
             STEPS, [{**key, "profiler": "nsys", "step": 1, "state": "steady", "rule": "marker", "wall_ns": 2e6}]
         ),
         modules=schema.frame(schema.MODULES, [{**key, "module": "M.a", "part": "forward", "self_ns": 2e6}]),
+        memory=schema.frame(schema.MEMORY, [{**key, "moment": "peak", "part": "parameters", "bytes": 512.0}]),
         timeline=schema.frame(TIMELINE, [{**key, "profiler": "nsys", "rank": 0, "kind": "window", "duration_ns": 2e6}]),
     )
 

@@ -7,9 +7,11 @@ times are multiples of 2^-10 ns, so the parts of a difference add up to it exact
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
+
+import pandas as pd
 
 from profpipe.analysis import kernel_differences, steps
 from profpipe.analysis.case_index import CaseIndex
@@ -17,6 +19,7 @@ from profpipe.analysis.compare_runs import Key, Run
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_differences import KernelDifference, Kernels, on_grid
 from profpipe.analysis.kernels import COPIES, ClassTotal, KernelTotals, by_preference, rows
+from profpipe.analysis.memory import find_memory
 from profpipe.analysis.steps import COLUMNS, ONE_DEVICE, PLACE, CaseSteps, Place, StepPart, StepParts
 from profpipe.job import readable
 from profpipe.results.manifest import Manifest
@@ -136,6 +139,8 @@ class RecordingComparison:
     alone: Mapping[str, tuple[str, ...]]
     #: The GPUs of A and of B, where they differ.
     gpus: tuple[str, str] | None = None
+    #: By name, the bytes by part of the peak of the memory on both sides, in the columns ``a`` and ``b``.
+    memory: Mapping[str, pd.DataFrame] = field(default_factory=dict)
 
 
 def compare_recordings(a: Run, b: Run) -> RecordingComparison:
@@ -156,7 +161,19 @@ def compare_recordings(a: Run, b: Run) -> RecordingComparison:
         "B": tuple(name_case(*key) for key in recorded_b if key not in pairs.values()),
     }
     gpus = _gpu_names(a[1]), _gpu_names(b[1])
-    return RecordingComparison(tuple(changes), alone, gpus if all(gpus) and gpus[0] != gpus[1] else None)
+    differing = gpus if all(gpus) and gpus[0] != gpus[1] else None
+    return RecordingComparison(tuple(changes), alone, differing, dict(_compare_memory(a[0].memory, b[0].memory)))
+
+
+def _compare_memory(a: pd.DataFrame, b: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield the peaks of the cases that both tables have, by the name on A."""
+    key = ["workload", "case"]
+    for pair in _match(*(list(rows(table[key].drop_duplicates(), *key)) for table in (a, b))):
+        sides = (
+            find_memory(table[table["workload"] == of], case) for table, (of, case) in zip((a, b), pair, strict=True)
+        )
+        sums = {side: memory.sum_parts("peak") for side, memory in zip("ab", sides, strict=True) if memory}
+        yield name_case(*pair[0]), pd.DataFrame(sums, columns=["a", "b"]).astype(float).fillna(0.0)
 
 
 def name_case(workload: str, case: str) -> str:

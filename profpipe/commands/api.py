@@ -183,7 +183,7 @@ def find_differences(a: Run, b: Run, noise_model: Model) -> RunComparison | Reco
 
 def check_partners(recorded: RecordingComparison) -> None:
     """Raise ConfigError where no recording of A has a partner in B."""
-    if recorded.changes:
+    if recorded.changes or recorded.memory:
         return
     held = (f"{side} holds {', '.join(names) or 'no GPU kernels with times'}" for side, names in recorded.alone.items())
     remedy = "Name two files, or give both recordings the same name."

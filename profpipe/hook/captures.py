@@ -15,7 +15,7 @@ from collections import Counter
 from typing import Any, Dict, Iterable, List, Optional
 
 from profpipe import ranges
-from profpipe.hook import clock, settings, torch_profiler
+from profpipe.hook import clock, memory, settings, torch_profiler
 from profpipe.hook.energy import EnergyCounter
 from profpipe.hook.flops import FlopStep
 from profpipe.hook.host import Host, LoaderClock
@@ -475,6 +475,24 @@ class Ranges(StepCapture):
             self._window.leave()
 
 
+class MemoryMarks(StepCapture):
+    """The begins of the steps in the history of the memory, which is written after the last chosen one."""
+
+    def begin(self, rule: str, number: int, call: str) -> None:
+        memory.history().mark(number)
+
+    def end(self, number: int) -> None:
+        if number >= self.settings.last:
+            memory.history().write()
+
+    def discard(self) -> None:
+        memory.history().steps.clear()
+
+    def finish(self) -> None:
+        memory.history().write()
+
+
 def choose(given: HookSettings, record: HookRecord) -> StepCapture:
-    kinds = {"plain": Times, "torch": TorchTrace, "nsys": Ranges, "ncu": Ranges, "rocprof": Ranges}
+    kinds = {"plain": Times, "memory": MemoryMarks, "torch": TorchTrace}
+    kinds.update(dict.fromkeys(("nsys", "ncu", "rocprof"), Ranges))
     return kinds.get(given.profiler, StepCapture)(given, record)

@@ -41,7 +41,7 @@ _PROGRAM, _LIBRARY, _BELOW = range(3)
 _BACKWARD = "_engine_run_backward"
 
 
-class _Places:
+class Places:
     """Names of the lines that frames are at: ``train.py:41``, or ``train.py:41 > transformers/generation/utils.py:9``.
 
     The first part is the innermost line of the program, the second one the innermost line of a library that it uses.
@@ -117,7 +117,7 @@ class Host:
 
     def __init__(self, given: HookSettings, record: HookRecord) -> None:
         self._settings, self._record = given, record
-        self._places = _Places()
+        self._places = Places()
         self._is_on = False
         self._ended = threading.Event()
         self._steps: List[Tuple[int, int]] = []

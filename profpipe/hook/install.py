@@ -13,7 +13,7 @@ import weakref
 from typing import Any, Callable, Dict, Tuple
 
 from profpipe import ranges
-from profpipe.hook import changes, modules, settings, span, steps
+from profpipe.hook import changes, memory, modules, settings, span, steps
 from profpipe.hook.steps import ProcessSteps
 
 # --- functions of torch.compile --------------------------------------------------------------------------------------
@@ -117,6 +117,8 @@ def after_import(name: str) -> None:
     try:
         if name == "torch":
             _note_import(given.path("torch"))
+            if given.profiler == "memory":
+                memory.start(sys.modules["torch"], given, process_steps.record)
             _watch_torch(sys.modules["torch"], process_steps, given)
         elif name == "nvtx" and given.range is not None:
             _watch_nvtx(sys.modules["nvtx"], process_steps, given)
@@ -140,12 +142,13 @@ def _watch_torch(torch: Any, process_steps: ProcessSteps, given: settings.HookSe
         wrap_compiled(torch, watch.wrap, watch.target)
     else:
         _watch_optimizers(torch, process_steps)
-        if given.profiler == "plain":
+        if given.profiler in ("plain", "memory"):
             # The other profilers take the steps that plain finds.
             watch = _ModuleWatch(torch, process_steps)
             wrap_compiled(torch, watch.wrap, watch.target)
             process_steps.when_optimizer_steps(watch.end)
-            process_steps.note_memory_at_exit()
+            if given.profiler == "plain":
+                process_steps.note_memory_at_exit()
 
 
 # --- optimizers ------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import weakref
 from typing import Any, Callable, Dict, Tuple
 
 from profpipe import ranges
@@ -44,7 +45,7 @@ class ModuleRanges:
     def __init__(self, torch: Any, record: HookRecord) -> None:
         self._torch, self._record = torch, record
         self._calls = _CallDepth()
-        #: By id. The module is kept, since another one could get its id.
+        #: By id, which another module may get later.
         self._names: Dict[int, Tuple[Any, str]] = {}
         #: How many outermost modules there are, by the names of their classes.
         self._roots: Dict[str, int] = {}
@@ -96,14 +97,17 @@ class ModuleRanges:
 
     def _open(self, module: Any) -> Any:
         try:
-            if id(module) not in self._names:
+            if id(module) not in self._names or self._names[id(module)][0]() is not module:
                 self._name(module)
-            opened = self._torch._C._profiler._RecordFunctionFast(self._names[id(module)][1])
+            opened = self._make_range(self._names[id(module)][1])
             opened.__enter__()
         except Exception as error:  # the call of the program must go on
             self._record.error(error, "modules")
             return None
         return opened
+
+    def _make_range(self, name: str) -> Any:
+        return self._torch._C._profiler._RecordFunctionFast(name)
 
     def _name(self, module: Any) -> None:
         """Name ``module``, and the modules inside it if no other one calls it. A shared one has its first name.
@@ -121,7 +125,31 @@ class ModuleRanges:
         for path, submodule in named_modules:
             parts = [root, *(part for part in path.split(".") if part and part not in _ATTRIBUTES)]
             text = f"{'.'.join(parts)}:{_kind(_wrapped(submodule)).__name__}"
-            self._names[id(submodule)] = (submodule, ranges.encode_name(ranges.MODULE_PREFIX + text))
+            self._names[id(submodule)] = (weakref.ref(submodule), ranges.encode_name(ranges.MODULE_PREFIX + text))
+
+
+class ModuleMetadata(ModuleRanges):
+    """Has torch's allocator keep the path of the module that is called with what is allocated."""
+
+    @property
+    def are_possible(self) -> bool:
+        return hasattr(self._torch._C, "_cuda_setMemoryMetadata")
+
+    def _make_range(self, name: str) -> Any:
+        path = name[len(ranges.MODULE_PREFIX) :].rpartition(":")[0]
+        return _Metadata(self._torch._C, path)
+
+
+class _Metadata:
+    def __init__(self, library: Any, text: str) -> None:
+        self._library, self._text = library, text
+
+    def __enter__(self) -> None:
+        self._before = self._library._cuda_getMemoryMetadata()
+        self._library._cuda_setMemoryMetadata(self._text)
+
+    def __exit__(self, *error: object) -> None:
+        self._library._cuda_setMemoryMetadata(self._before)
 
 
 def _wrapped(module: Any) -> Any:

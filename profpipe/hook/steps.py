@@ -80,7 +80,7 @@ class ProcessSteps:
 
     def __init__(self, given: HookSettings) -> None:
         self._settings = given
-        self._record = HookRecord(
+        self.record = HookRecord(
             lambda: given.path(f"{given.place}{os.getpid()}.jsonl"), lambda: record.describe(given)
         )
         self._when_optimizer_steps: Optional[Callable[[], None]] = None
@@ -115,9 +115,9 @@ class ProcessSteps:
         try:
             # torchrun imports torch too, and uses no GPU.
             if pid == os.getpid() and not self.rule and captures.clock.cuda() is not None:
-                self._record.write("memory", **captures.clock.peaks_on_any_device())
+                self.record.write("memory", **captures.clock.peaks_on_any_device())
         except Exception as error:  # at the exit nothing else can be done with it
-            self._record.error(error, "exit")
+            self.record.error(error, "exit")
 
     def close(self) -> None:
         """End the current step. The next one does not follow at once, or there is none."""
@@ -134,14 +134,14 @@ class ProcessSteps:
     def failed(self, error: BaseException, during: str) -> None:
         """Record an error of the hook. Steps are not measured any more, because some may be missing."""
         self._is_over = True
-        self._record.error(error, during)
+        self.record.error(error, during)
 
     def not_installed(self, error: BaseException, during: str) -> None:
         """Record that the hook cannot find steps by itself. Marks by hand still count."""
-        self._record.error(error, during)
+        self.record.error(error, during)
 
     def note(self, text: str) -> None:
-        self._record.note(text)
+        self.record.note(text)
 
     def _guard(self, during: str, act: Callable[..., None], *arguments: Any) -> None:
         if self._is_over and not self._stops:
@@ -169,7 +169,7 @@ class ProcessSteps:
             if self.number < self._settings.warmup:
                 self._discard()
             else:
-                self._record.note(f"another optimizer ends the steps from step {self.number} on")
+                self.record.note(f"another optimizer ends the steps from step {self.number} on")
         self._boundary(rule)
 
     def _is_inferior(self, rule: str) -> bool:
@@ -247,8 +247,8 @@ class ProcessSteps:
 
     def _begin_recording(self, rule: str) -> None:
         self.rule = rule
-        self._record.write("recording", rule=rule)
-        self._capture = captures.choose(self._settings, self._record)
+        self.record.write("recording", rule=rule)
+        self._capture = captures.choose(self._settings, self.record)
         record.at_end(functools.partial(self._finish_capture, os.getpid()))
 
     def _finish_capture(self, pid: int) -> None:
@@ -260,16 +260,16 @@ class ProcessSteps:
         capture, self._capture, self._is_over = self._capture, None, True
         try:
             capture.finish()
-            self._record.write("finished", steps=self.number + (self._thread.step < 0), stopped=bool(self._stops))
+            self.record.write("finished", steps=self.number + (self._thread.step < 0), stopped=bool(self._stops))
         except Exception as error:  # at the exit nothing else can be done with it
-            self._record.error(error, "exit")
+            self.record.error(error, "exit")
         finally:
             if is_alone:
                 self._lock.release()
 
     def _restart_in_child(self) -> None:
         """Begin again in a forked process, which may train a model itself. A worker of a data loader makes no step."""
-        self._record.forget()
+        self.record.forget()
         # A model that was only evaluated so far may be trained in the child.
         began = self.number >= 0 and (self.rule != "forward" or self._settings.forward)
         if self._capture is not None:
@@ -312,7 +312,7 @@ class ProcessSteps:
             if library is not None:
                 library.synchronize()
         except Exception as error:
-            self._record.error(error, "stop")
+            self.record.error(error, "stop")
 
     def _leave_group(self) -> None:
         """Leave torch's process group: a process that ends inside it makes the others wait or complain."""
@@ -321,7 +321,7 @@ class ProcessSteps:
             if distributed is not None and distributed.is_available() and distributed.is_initialized():
                 distributed.destroy_process_group()
         except Exception as error:
-            self._record.error(error, "destroy_process_group")
+            self.record.error(error, "destroy_process_group")
 
 
 def _is_capturing() -> bool:

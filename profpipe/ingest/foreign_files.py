@@ -31,7 +31,7 @@ _KINDS = (
         _RECORD_TORCH,
     ),
     (
-        r"\A\[\s*\[\s*(?:-?\d|\])|\A<(?:!doctype|html)(?i:.*memory[ _]?(?:viz|timeline))|\A\x80.*segments.*total_size"
+        r"\A\[\s*\[\s*(?:-?\d|\])|\A<(?:!doctype|html)(?i:.*memory[ _]?(?:viz|timeline))"
         r'|\A\{\s*"(?:segments|device_traces)":|"name":\s*"\[memory\]"',
         "a recording of torch's memory alone, without kernels",
         _RECORD_TORCH,

@@ -12,12 +12,13 @@ from typing import Any, Final
 from profpipe import plugins
 from profpipe.errors import ConfigError, one_line
 from profpipe.job import Profiler, Traits
-from profpipe.profilers import ncu, nsys, plain, rocprof, torch
+from profpipe.profilers import memory, ncu, nsys, plain, rocprof, torch
 
 #: In the order of the report: times without a profiler first, the slowest tool last.
 _BUILT_IN: Final[dict[str, Profiler]] = {
     "plain": plain,
     "torch": torch,
+    "memory": memory,
     "nsys": nsys,
     "ncu": ncu,
     "rocprof": rocprof,

@@ -305,6 +305,39 @@ def _bar(chart: doc.Chart, panel: Panel, row: int, scale: Scale, total: float, s
     return element("g", *parts, class_="bar")
 
 
+# --- areas -----------------------------------------------------------------------------------------------------------
+
+
+def areas(chart: doc.Chart, panel: Panel) -> Drawing:
+    """Return stacked amounts over an axis, with a line and a name where the phase changes."""
+    marks = panel[0].marks
+    sums = [sum(series.marks[i].y for series in panel) for i in range(len(marks))]
+    x = Scale(marks[0].x, marks[-1].x, _LEFT, _RIGHT)
+    y = Scale(0.0, 1.05 * max(sums) or 1.0, _TOP + LINE + _STRIP, _TOP + LINE)
+    parts = list(value_grid(chart.y, y, _LEFT, _RIGHT))
+    parts += [word(f"{value:g}", x(value), y.start + 17, "tick middle") for value in x.ticks()]
+    below = [0.0] * len(marks)
+    for series in panel:
+        above = [low + mark.y for low, mark in zip(below, series.marks, strict=True)]
+        ends = [(x(mark.x), y(value)) for mark, value in zip(marks, above, strict=True)]
+        ends += [(x(mark.x), y(value)) for mark, value in zip(marks[::-1], below[::-1], strict=True)]
+        most = max(mark.y for mark in series.marks)
+        d = "M" + "L".join(f"{left:g} {top:g}" for left, top in ends) + "z"
+        tip_text = f"{flat(series.name)}\nat most {quantity(most, chart.y)}"
+        shape = empty("path", d=d, class_="piece", data_tip=tip_text)
+        parts.append(element("g", shape, class_=f"series {key_class(series.key)}", data_series=series.key))
+        below = above
+    free = float(_LEFT)
+    for note, group in itertools.groupby(marks, key=lambda mark: mark.note):
+        left = x(next(group).x)
+        if note and free <= left <= _WIDTH - text_width(note):
+            parts.append(upright(left, _TOP - 4, y.start, "ref"))
+            parts.append(word(note, left + 4, _TOP + 6, "tick"))
+            free = left + text_width(note) + 8
+    parts.append(word(chart.x.title, (_LEFT + _WIDTH) / 2, y.start + 35, "label middle"))
+    return Drawing(join(parts), _WIDTH, y.start + _BOTTOM)
+
+
 def _append_shares(chart: doc.Chart, series: doc.Series) -> str:
     """Return the name of a piece in the legend, with its share of each of few bars: small pieces have no room."""
     totals = _totals(chart)
@@ -469,6 +502,7 @@ def draw_trend(chart: doc.Chart, panel: Panel) -> Drawing:
 
 _DRAWINGS: Mapping[doc.ChartKind, Callable[[doc.Chart, Panel], Drawing]] = {
     doc.ChartKind.STACKED_BARS: bars,
+    doc.ChartKind.AREAS: areas,
     doc.ChartKind.TREND: draw_trend,
     doc.ChartKind.STRIP: strip,
     doc.ChartKind.INTERVALS: intervals,
@@ -490,9 +524,10 @@ def legend(chart: doc.Chart) -> Iterator[tuple[doc.Series, str, Drawing]]:
     named_series = {series.key: series for series in chart.series if series.name}
     classes = line_classes(chart)
     for key, series in named_series.items() if len(named_series) > 1 else ():
-        if chart.kind is doc.ChartKind.STACKED_BARS:
+        if chart.kind in (doc.ChartKind.STACKED_BARS, doc.ChartKind.AREAS):
             box = empty("rect", x=1, y=2, width=13, height=13, rx=2, class_="piece")
-            named = replace(series, name=_append_shares(chart, series))
+            is_bars = chart.kind is doc.ChartKind.STACKED_BARS
+            named = replace(series, name=_append_shares(chart, series)) if is_bars else series
             yield named, series_class(series, key_class(key)), Drawing(box, 16, 16)
         else:
             colour, shape = classes[key]

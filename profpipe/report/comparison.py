@@ -22,6 +22,7 @@ from profpipe.report import document as doc, results_json
 from profpipe.report.first_screen import show_section
 from profpipe.report.labels import duration, fill, literal, plural
 from profpipe.report.screen import Screen, lay_out
+from profpipe.report.sections import memory
 from profpipe.report.sections.kernel_differences import kernel_rows
 from profpipe.report.sections.steps import bar_series, legend_order, pieces
 from profpipe.report.text import write_text
@@ -204,6 +205,9 @@ def sections(comparison: RecordingComparison) -> Iterator[doc.Section]:
             f"Not shown: {plural(len(left), 'recording')} with smaller differences. `--json FILE` has the parts of all."
         )
         yield doc.make_section("others", "", [doc.Paragraph(text)])
+    for name, parts in comparison.memory.items():
+        title = name if len(comparison.memory) > 1 or changes else ""
+        yield doc.make_section("memory", title, memory.compare_peaks(parts))
     yield doc.make_section("notes", "", [doc.Paragraph(line) for line in notes(comparison)])
 
 
@@ -498,7 +502,7 @@ def _write_case(change: Change, gate: GateResult | None) -> dict[str, Any]:
 
 def recordings_document(comparison: RecordingComparison, names: Sequence[str]) -> dict[str, Any]:
     """Return the document of two recordings, which has no verdicts. Times are of ``of``: a step, a call, ..."""
-    a, b = names
+    (a, b), peaks = names, comparison.memory
     return {
         "format": results_json.VERDICTS_FORMAT,
         "version": results_json.VERDICTS_VERSION,
@@ -507,6 +511,7 @@ def recordings_document(comparison: RecordingComparison, names: Sequence[str]) -
         "b": {"runs": [b]},
         "cases": [_recording(change) for change in comparison.changes],
         "alone": dict(comparison.alone),
+        **({"memory": {name: parts.to_dict("index") for name, parts in peaks.items()}} if peaks else {}),
         "warnings": [{"kind": "no_verdict", "text": doc.plain(text)} for text in notes(comparison)],
     }
 

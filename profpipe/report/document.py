@@ -127,6 +127,8 @@ def plain(text: Text) -> str:
 class ChartKind(str, Enum):
     LINES = "lines"
     STACKED_BARS = "stacked_bars"
+    #: Stacked amounts over an axis. All series have the same positions; the note of a mark is its phase.
+    AREAS = "areas"
     #: A point for each label of the x axis, with its interval.
     INTERVALS = "intervals"
     #: Points over their number: samples or steps.

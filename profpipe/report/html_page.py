@@ -39,7 +39,7 @@ FILES = (_TEMPLATE, *_STYLES, *_SCRIPTS)
 
 #: Sections that a reader sees at once; the others are folded below their titles.
 _OPEN = ("answers", "headline", "timeline", "first_studies", "times", "recordings", "requests", "warnings", "failures",
-         "unfinished", "forest", "verdicts", "changes", "not_tried")  # fmt: skip
+         "memory_peak", "unfinished", "forest", "verdicts", "changes", "not_tried")  # fmt: skip
 
 
 def write(document: doc.Document, folder: Path, files: Mapping[str, Path], name: str = REPORT) -> None:

@@ -20,6 +20,7 @@ from profpipe.report.sections import (
     kernel_differences,
     kernel_share,
     kernels,
+    memory,
     modules,
     phases,
     plots,
@@ -125,7 +126,7 @@ def build(findings: Findings, tables: Tables, run: Manifest, raw: raw_files.RawF
 
 def _where_time_goes(workload: WorkloadFindings) -> tuple[Section, ...]:
     sections = step_times.requests(workload), steps.steps(workload), recording.recording(workload)
-    return (*sections, recording.launches(workload), modules.modules(workload))
+    return (*sections, recording.launches(workload), modules.modules(workload), memory.memory(workload))
 
 
 def _take_picture(sections: Iterable[Section]) -> tuple[Chart | None, list[Section]]:

@@ -118,7 +118,7 @@ _KEY: Final = """
     run      str     name of the run's folder; empty for files read by `profpipe ingest`
     workload str     entry of the pipeline file; for `profpipe ingest` the name of the file
     case     str     name of the case; empty for kernels and ranges outside every case
-    profiler str     plain, torch, nsys, ncu or rocprof
+    profiler str     plain, torch, memory, nsys, ncu or rocprof
     """
 _ORIGIN: Final = """
     source   str     file that the row comes from, relative to the run's folder
@@ -421,6 +421,36 @@ MODULES: Final = _table(
 )
 
 
+#: Parts of `memory` that are not in use: all others add up to what torch's allocator has given out.
+UNUSED_MEMORY: Final = ("cached", "fragmented", "outside")
+
+MEMORY: Final = _table(
+    "memory",
+    "one part of the memory of a GPU at its peak, where an allocation failed or at another time, by process",
+    _ORIGIN
+    + _RANK
+    + _DEVICE
+    + """
+    moment str     peak, failure (an allocation failed), peak_block and failure_block: the largest blocks then; asked:
+                   what failed; time: a point of two steps; growth: what a step leaves behind, growth_caller: the line
+                   that calls what leaves most; advice: what would free memory at the failure; fact: a size of the
+                   device or the failure
+    part   str     parameters, gradients, optimizer, activations (kept for the backward pass), temporary (given back in
+                   the same pass), kept (from a forward pass for a later one), workspace (of cuBLAS), other, rounding,
+                   cached, fragmented (free between blocks in use) or outside (of torch in this process); of what
+                   failed, the pass; of advice and facts, which
+    name   str     path of the module, or the function of torch, that allocated it; of parameters, gradients and states
+                   of the optimizer the type of data; of a time, the pass
+    place  str     line of the program that allocated most of it
+    at_ns  Float64 of a time: when, since the begin of the history
+    bytes  Float64 size
+    blocks Int64   number of blocks
+    """,
+    is_new=True,
+    parquet_only=True,
+)
+
+
 class Verdict(str, Enum):
     """Whether B is faster than A, by interleaved pairs of processes."""
 
@@ -485,7 +515,7 @@ VERDICTS: Final = _table(
     is_new=True,
 )
 
-ALL: Final = (CASES, KERNELS, RANGES, METRICS, STEPS, VERDICTS, TIMELINE, MODULES)
+ALL: Final = (CASES, KERNELS, RANGES, METRICS, STEPS, VERDICTS, TIMELINE, MODULES, MEMORY)
 
 #: Figures of single processes and devices, of which the reader makes metrics. No file holds them.
 STEP_FIGURES: Final = _table(
@@ -631,6 +661,7 @@ class Tables:
     verdicts: pd.DataFrame = field(default_factory=lambda: empty(VERDICTS))
     timeline: pd.DataFrame = field(default_factory=lambda: empty(TIMELINE))
     modules: pd.DataFrame = field(default_factory=lambda: empty(MODULES))
+    memory: pd.DataFrame = field(default_factory=lambda: empty(MEMORY))
     step_figures: pd.DataFrame = field(default_factory=lambda: empty(STEP_FIGURES))
     origin: Origin = field(default_factory=Origin)
     #: The rank of the file's process and how many ranks its job has, where the file states both.

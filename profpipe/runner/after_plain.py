@@ -19,7 +19,7 @@ _MOST_S = 30.0
 _STEPS_S, _FEWEST_STEPS = 0.5, 5
 
 #: These profilers record nothing after the chosen steps.
-_OF_STEPS = ("torch", "nsys")
+_OF_STEPS = ("torch", "nsys", "memory")
 
 
 def adapt(job: Job, plain: Job, failure: str, seconds: float, ended_well: bool = False) -> Job:

@@ -355,7 +355,11 @@ def explain_missing_records(job: Job, seconds: float) -> str:
     """
     if not loads_hook(job) or starts_no_python(job):
         return f"{NO_SPAN}{why}" if (why := _explain_short(job, seconds)) else ""
-    if why := _explain_other_profiler(job):
+    if job.profiler == "memory":
+        text = "" if has_results(job) else f"{NO_SPAN}no process used a GPU through torch."
+        if not text:
+            return ""
+    elif why := _explain_other_profiler(job):
         text = f"{NO_SPAN}{why}"
     elif why := _explain(job) if job.is_hooked else _explain_span(job, seconds):
         text = f"{NO_STEPS if job.is_hooked else NO_SPAN}{why}"

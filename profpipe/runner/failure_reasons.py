@@ -35,6 +35,11 @@ _NOISE = re.compile(
     r"|^frame #\d+: |^Exception raised from .* \(most recent call first\):|^CUDA kernel errors might be asynchronously"
     r"|^Search for `cuda\w+' in |^For debugging consider passing |^Device-side assertions? |^Compile with `TORCH_"
 )
+#: As torch and CUDA write it.
+_GPU_MEMORY = re.compile(
+    r"OutOfMemoryError: [^.]*out of memory(?:\. Tried to allocate [\d.]+ \w+)?"
+    r"(?:\. GPU \d+ has a total capacity of [\d.]+ \w+ of which [\d.]+ \w+ is free)?|CUDA error: out of memory"
+)
 #: What NCCL's watchdog puts before the error, which libstdc++ prints when it ends the process.
 _WATCHDOG_PREFIX = re.compile(r"^what\(\): +\[PG ID .* terminated with exception: ")
 _MAX_LENGTH = 240
@@ -90,6 +95,12 @@ def generated_files(log: str) -> list[Path]:
     """Return the files that nsys lists below its last line ``Generated:``."""
     _, heading, after = log.rpartition("Generated:")
     return [Path(line) for line in _lines(after) if line.startswith("/")] if heading else []
+
+
+def describe_gpu_memory(details: str) -> str:
+    """Return ``details`` up to the amounts where they say that a GPU had no memory left; empty where they do not."""
+    match = _GPU_MEMORY.search(details)
+    return details[: match.end()] if match else ""
 
 
 def describe_returncode(returncode: int) -> str:

@@ -159,8 +159,11 @@ def _explain_exit(end: ProcessEnd, output: str, job: Job, *, in_case: bool) -> O
         remedy = ". A span in its middle can be recorded: --capture AFTER:FOR" if is_whole else ""
         details = f"{ended_by} ended the program before {job.profiler} had written what it recorded{remedy}"
         return Outcome(Status.FAILED, Cause.FILE_MISSING, details)
+    details = failure_reasons.describe_exit(returncode, output)
+    if details_of_memory := failure_reasons.describe_gpu_memory(details):
+        return Outcome(Status.OOM, Cause.GPU_MEMORY, details_of_memory)
     status = Status.CRASHED if in_case or failure_reasons.signal_name(returncode) else Status.FAILED
-    return Outcome(status, Cause.EXIT, failure_reasons.describe_exit(returncode, output))
+    return Outcome(status, Cause.EXIT, details)
 
 
 def cut_off(job: Job, ended: Mapping[str, Outcome], *, keeps_ended_cases: bool) -> JudgedAttempt:

@@ -249,9 +249,16 @@ class ExaminedMachine:
 
 
 def plan_jobs(
-    request: RunRequest, machine: ExaminedMachine, folder: Path, wanted: Collection[str] | None = None
+    request: RunRequest,
+    machine: ExaminedMachine,
+    folder: Path,
+    wanted: Collection[str] | None = None,
+    profilers: Sequence[str] = (),
 ) -> list[Job]:
-    """Return the jobs of ``request``, or those of the ``wanted`` cases, with their files below ``folder``."""
+    """Return the jobs of ``request``, or those of the ``wanted`` cases, with their files below ``folder``.
+
+    They are under its profilers, or under ``profilers``.
+    """
     return plan.plan(
         request.pipeline,
         machine.tools,
@@ -262,7 +269,7 @@ def plan_jobs(
         env={"PYTHONPATH": process.python_path()},
         on_gpu=bool(machine.described["gpus"]),
         workloads=request.workloads,
-        profilers=request.profilers,
+        profilers=profilers or request.profilers,
         hidden=request.hidden,
         captures=request.captures,
         wanted=wanted,

@@ -72,6 +72,10 @@ from profpipe.runner.sides import PairSide
 from profpipe.runner.slurm import queue
 from profpipe.scrub import exports
 
+#: The profiler that shows what held the memory of a program that ran out of it, and the longest one that is run again.
+MEMORY = "memory"
+_LONGEST_FAILURE_S = 900.0
+
 
 def load_rules(request: RunRequest) -> Any:
     """Return the kernel classes of the pipeline file; None if it has none."""
@@ -301,6 +305,7 @@ class Session:
         planned = self.plan()
         waiting = [job for job in planned if guided_ncu.is_guided(job)]
         self.run_jobs([job for job in planned if not guided_ncu.is_guided(job)], listener, later=waiting)
+        self.run_jobs(self._memory_jobs(planned), listener)
         # The captures of the other profilers name the kernels for ncu, so guided jobs run after them.
         guided = self._guided_jobs(waiting)
         self.run_jobs(guided, listener)
@@ -456,7 +461,9 @@ class Session:
         if entry is None:
             return job
         plain = replace(job.move_to(self.folder / entry.folder), profiler="plain")
-        failure = entry.reason if entry.cause is Cause.EXIT else ""
+        failure = entry.reason if entry.cause in (Cause.EXIT, Cause.GPU_MEMORY) else ""
+        if entry.cause is Cause.GPU_MEMORY and job.profiler == MEMORY:
+            failure = ""
         ended_well = entry.cause is Cause.NONE and entry.returncode == 0
         adapted = after_plain.adapt(job, plain, failure, entry.seconds, ended_well)
         if isinstance(steps := adapted.settings.steps, ChosenSteps) and steps.is_stop_chosen:
@@ -479,6 +486,23 @@ class Session:
 
     def _name(self, folder: Path) -> str:
         return str(folder.relative_to(self.folder))
+
+    def _memory_jobs(self, planned: Sequence[Job]) -> list[Job]:
+        """Return the jobs that show what held the memory of commands that soon ran out of it under plain."""
+        has_job = {job.workload for job in planned if job.profiler == MEMORY}
+        failed = {
+            (entry.workload, case)
+            for entry in self.manifest.jobs
+            for case, cause in entry.causes.items()
+            if cause is Cause.GPU_MEMORY and entry.profiler == "plain" and entry.workload not in has_job
+            if entry.seconds <= _LONGEST_FAILURE_S
+        }
+        if not failed:
+            return []
+        tools = {**self.machine.tools, MEMORY: profilers.ALL[MEMORY].find(process.ask)}
+        machine = ExaminedMachine(tools, self.machine.gpus, self.machine.described)
+        jobs = map(self.placed, plan_jobs(self.request, machine, self.folder, profilers=(MEMORY,)))
+        return [job for job in jobs if job.script is None and (job.workload, job.cases[0].id) in failed]
 
     # --- the reference of a task -------------------------------------------------------------------------------------
 

@@ -106,8 +106,9 @@ PARSERS: Final = frozenset(parser for parser, _ in _COPIES)
 #: The output of the processes of a job: it may hold whatever a program prints.
 LOG = "log.txt"
 
-#: Reports of nsys, the recordings behind them, and reports of ncu. Nothing can be removed from these.
-_REPORT_SUFFIXES = {".nsys-rep", ".qdrep", ".qdstrm", ".ncu-rep"}
+#: Reports of nsys, the recordings behind them, reports of ncu, and snapshots of memory with their facts. Nothing can be
+#: removed from these.
+_REPORT_SUFFIXES = (".nsys-rep", ".qdrep", ".qdstrm", ".ncu-rep", ".memory.pickle", ".memory.json")
 
 
 def scrub_exports(files: Iterable[Path], pipeline_dir: Path | None) -> dict[Path, bool]:
@@ -142,7 +143,7 @@ def find_private_files(run_folder: Path, below: Path, secrets: Iterable[str] = (
 
 
 def _is_private(path: Path) -> bool:
-    return path.name == LOG or path.suffix in _REPORT_SUFFIXES or may_be_private(path)
+    return path.name == LOG or path.name.endswith(_REPORT_SUFFIXES) or may_be_private(path)
 
 
 # --- files that hold a secret: recordings hold what a program printed or named ----------------------------------------

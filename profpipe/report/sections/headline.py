@@ -29,7 +29,7 @@ from profpipe.report.labels import (
     ratio,
     write_what,
 )
-from profpipe.report.sections import recording, roofline, step_times, steps, times, waits
+from profpipe.report.sections import memory, recording, roofline, step_times, steps, times, waits
 from profpipe.report.sections.times import MOST_NAMES, doubt_of, tied_names
 from profpipe.report.units import Unit, number, percent, ratio as write_ratio, size_unit, step_unit, time_unit
 from profpipe.results.schema import StepRule
@@ -82,6 +82,8 @@ def answer(workload: WorkloadFindings) -> doc.Text:
     """Return one or two sentences. Of parts of the work and the whole, such as a step, they are of the whole."""
     judged = [shape for shape in workload.wholes if shape.win]
     if workload.largest is None or not judged:
+        if held := next(memory.remarks(workload), ""):
+            return held
         if workload.cases and all(case.status == Status.SKIPPED for case in workload.cases):
             return "Nothing was measured: every case was skipped."
         if only_copies := recording.name_copies(workload):
@@ -110,6 +112,9 @@ def _remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
     judged = [shape for shape in workload.shapes if shape.win]
     yield from _describe_steps(workload)
     yield from recording.remarks(workload)
+    # Without a time the answer is the first of them.
+    said = doc.plain(answer(workload))
+    yield from (remark for remark in memory.remarks(workload) if doc.plain(remark) != said)
     if workload.largest is None or not judged or not _has_comparison(workload):
         return
     in_loop = list(_compare_plain_loop(judged))

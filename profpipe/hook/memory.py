@@ -1,0 +1,205 @@
+"""The history of torch's allocator in this process, and which tensors are parameters and states of optimizers.
+
+``capture.4711.memory.pickle`` is a snapshot of torch, which torch's viewer shows too. ``.memory.json`` beside it holds
+the facts that a snapshot lacks: addresses of tensors, begins of steps (us since the epoch, as in the snapshot), torch's
+counters, and what the driver says of the device. What runs out of memory leaves ``capture.4711.oom.memory.pickle``.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import os
+import pickle
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+from profpipe.hook import clock, record, settings
+from profpipe.hook.host import Places
+from profpipe.hook.modules import ModuleMetadata
+from profpipe.hook.record import HookRecord
+from profpipe.hook.settings import HookSettings
+
+#: Allocations and releases that the history keeps: the last ones.
+_MOST_ENTRIES = 400_000
+#: A search for the batch size may run out of memory many times: for so many seconds its snapshots are written.
+_MOST_S = 20.0
+
+
+class AllocatorHistory:
+    """The history from the first use of the GPU on. No method raises: ``record`` gets what could not be recorded."""
+
+    def __init__(self, torch: Any, path: str, record: HookRecord) -> None:
+        self._torch, self._path, self._record = torch, path, record
+        self._pid = os.getpid()
+        self.steps: List[Tuple[int, int]] = []
+        self._failed: List[Dict[str, Any]] = []
+        self._spent_s = 0.0
+        self._is_on = self._is_written = False
+        self._places, self._modules = Places(), ModuleMetadata(torch, record)
+
+    def begin(self) -> None:
+        self._guard("begin", self._begin)
+
+    def _begin(self) -> None:
+        memory, what = self._torch.cuda.memory, f"torch {self._torch.__version__}"
+        if not hasattr(memory, "_record_memory_history"):
+            self._record.note(f"{what} records no history of its memory")
+            return
+        memory._record_memory_history("all", context="alloc", stacks="python", max_entries=_MOST_ENTRIES)
+        self._is_on = True
+        if self._modules.are_possible:
+            self._modules.install()
+        else:
+            self._record.note(f"{what} does not keep the module of an allocation: activations have lines only")
+        if hasattr(self._torch._C, "_cuda_attach_out_of_memory_observer"):
+            self._torch._C._cuda_attach_out_of_memory_observer(self._note_failure)
+        else:
+            self._record.note(f"{what} does not tell when an allocation fails")
+
+    def mark(self, number: int) -> None:
+        """Note that step ``number`` begins."""
+        self.steps.append((number, time.time_ns() // 1000))
+
+    def write(self) -> None:
+        """Write the snapshot, once."""
+        if self._is_on and not self._is_written:
+            self._is_written = True
+            self._guard("snapshot", self._write, self._path)
+
+    def end(self) -> None:
+        """End the history."""
+        self._is_on = False
+        self._modules.remove()
+        self._guard("end", self._torch.cuda.memory._record_memory_history, None)
+
+    def _guard(self, during: str, act: Callable[..., None], *arguments: Any) -> None:
+        try:
+            # A forked process is none that this history knows.
+            if os.getpid() == self._pid:
+                act(*arguments)
+        except Exception as error:  # the program must go on
+            self._record.error(error, f"memory: {during}")
+
+    def _note_failure(self, device: int, size: int, total: int, free: int) -> None:
+        """Write what is held when an allocation of ``size`` bytes fails. Nothing here allocates on the GPU.
+
+        ``total`` are the bytes that the process may use, or those of the device.
+        """
+        began = time.monotonic()
+        if self._is_on and self._spent_s < _MOST_S:
+            about = {"device": device, "asked": size, "may_use": total, "free": free}
+            self._guard("an allocation that failed", self._write_failure, about)
+        self._spent_s += time.monotonic() - began
+
+    def _write_failure(self, about: Dict[str, Any]) -> None:
+        number, is_backward = self._places.number(sys._getframe())
+        if not self._places.names[number]:
+            # The thread of autograd has no line: that of the thread which waits in backward() stands for it.
+            main = sys._current_frames().get(threading.main_thread().ident or 0)
+            number, is_backward = self._places.number(main)
+        is_training = is_backward or self._torch.is_grad_enabled()
+        about.update(place=self._places.names[number], is_training=is_training)
+        self._failed.append({**about, "is_autocast": self._torch.is_autocast_enabled()})
+        self._write(self._path.replace(".memory.pickle", ".oom.memory.pickle"))
+
+    def _write(self, path: str) -> None:
+        snapshot = self._torch.cuda.memory._snapshot()
+        # Renamed when complete, so that the file of a killed process is not read. The facts are complete first.
+        with open(f"{path}.facts", "w", encoding="utf-8") as file:
+            json.dump(self._facts(), file)
+        folder, name = os.path.split(path)
+        # The harness renames the pickle alone.
+        name = name.replace("partial-", "").replace(".memory.pickle", ".memory.json")
+        os.replace(f"{path}.facts", os.path.join(folder, name))
+        with open(f"{path}.part", "wb") as pickled:
+            pickle.dump(snapshot, pickled)
+        os.replace(f"{path}.part", path)
+
+    def _facts(self) -> Dict[str, Any]:
+        library = self._torch.cuda
+        used = [device for device in range(library.device_count()) if library.max_memory_reserved(device)]
+        return {
+            "pid": self._pid,
+            "rank": settings.rank(),
+            "torch": str(self._torch.__version__),
+            "folder": os.getcwd(),
+            "devices": {device: self._describe(library, device) for device in used},
+            "steps": self.steps,
+            "tensors": sorted(set(self._tensors())),
+            "out_of_memory": self._failed,
+        }
+
+    def _describe(self, library: Any, device: int) -> Dict[str, Any]:
+        free, total = library.mem_get_info(device)
+        may_use = int(total * getattr(library, "get_per_process_memory_fraction", lambda of: 1.0)(device))
+        return {**library.memory_stats(device), "free": free, "total": total, "may_use": may_use}
+
+    def _tensors(self) -> Iterator[Tuple[int, int, str, str]]:
+        """Yield addresses and devices of the tensors that modules and optimizers hold, and what they are."""
+        torch, held = self._torch, []
+        for owner in gc.get_objects():
+            # Not by isinstance, which asks a proxy for its class.
+            if issubclass(type(owner), torch.nn.Module):
+                parts = (owner.__dict__.get(name, {}).values() for name in ("_parameters", "_buffers"))
+                held += [("parameters", tensor) for tensor in itertools.chain(*parts)]
+            elif issubclass(type(owner), torch.optim.Optimizer):
+                held += [("parameters", tensor) for group in owner.param_groups for tensor in group["params"]]
+                states = [state.values() for state in owner.state.values() if isinstance(state, dict)]
+                held += [("optimizer", tensor) for tensor in itertools.chain(*states)]
+        held = [(kind, tensor) for kind, tensor in held if isinstance(tensor, torch.Tensor) and tensor.is_cuda]
+        gradients = (("gradients", tensor.grad) for kind, tensor in held if kind == "parameters")
+        for kind, tensor in itertools.chain(held, (pair for pair in gradients if pair[1] is not None)):
+            tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor, which has no storage
+            data_type = str(tensor.dtype).rpartition(".")[2]
+            yield tensor.untyped_storage().data_ptr(), tensor.device.index, kind, data_type
+
+
+_HISTORY: Optional[AllocatorHistory] = None
+
+
+def start(torch: Any, given: HookSettings, hook_record: HookRecord) -> None:
+    """Begin the history when this process first uses the GPU. At the end of the process it is written."""
+    global _HISTORY
+    number = settings.rank()
+    process = f"rank{number}" if number is not None else str(os.getpid())
+    path = os.path.join(given.folder, f"{given.stem}.{given.place}{process}.memory.pickle")
+    _HISTORY = AllocatorHistory(torch, path, hook_record)
+    # It calls the function at once where the GPU is in use.
+    torch.cuda._lazy_call(_HISTORY.begin)
+    record.at_end(_HISTORY.write)
+
+
+def history() -> AllocatorHistory:
+    """Return the history of this process, which ``start`` has made."""
+    assert _HISTORY is not None
+    return _HISTORY
+
+
+# --- scripts ---------------------------------------------------------------------------------------------------------
+
+
+def at_start(given: Dict[str, Any]) -> None:
+    """In a command ``start`` begins the history, when torch has been imported."""
+
+
+@contextmanager
+def wrap(call: Callable[[], object], case: str, path: str) -> Iterator[Callable[[], object]]:
+    """Record the iterations of a case."""
+    if clock.cuda() is None:
+        raise RuntimeError("the profiler memory records the memory of a GPU, and this process uses none")
+    errors = HookRecord(lambda: path.replace(".memory.pickle", ".errors.jsonl"), dict)
+    recorded = AllocatorHistory(sys.modules["torch"], path, errors)
+    recorded.begin()
+
+    def iterate() -> object:
+        recorded.mark(len(recorded.steps))
+        return call()
+
+    yield iterate
+    recorded.write()
+    recorded.end()

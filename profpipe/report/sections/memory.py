@@ -1,0 +1,192 @@
+"""Who holds the memory of the GPU: at the peak, over two steps, and where an allocation failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+
+from profpipe.analysis.findings import WorkloadFindings
+from profpipe.analysis.memory import CaseMemory, find_fit, find_leading, find_memory
+from profpipe.report import document as doc
+from profpipe.report.labels import case_text, fill, plural
+from profpipe.report.units import percent, size_unit
+from profpipe.results.schema import FAILED, UNUSED_MEMORY
+
+#: Rows of a table, and cases that stand on the long page.
+_MOST_HOLDERS, _MOST_BLOCKS, _CASES = 14, 10, 12
+#: Parts that a sentence names, and the share of the memory in use from which something is named.
+_MOST_PARTS, _LEAST = 4, 0.01
+
+_NAMES: Mapping[str, str] = {
+    "optimizer": "optimizer states",
+    "kept": "tensors kept between calls",
+    "workspace": "cuBLAS workspaces",
+    "temporary": "temporary tensors",
+    "other": "other tensors",
+    "cached": "cached, free",
+    "fragmented": "free between blocks",
+    "outside": "other processes and contexts",
+}
+_PASSES = {"forward": "forward pass", "backward": "backward pass", "optimizer": "step of the optimizer"}
+#: The parts from below, with their colours: those of kernel classes.
+_KEYS: Mapping[str, str] = {
+    "parameters": "attention", "optimizer": "optimizer", "workspace": "memset", "other": "rest", "gradients": "copy",
+    "kept": "conv", "activations": "gemm", "temporary": "elementwise",
+}  # fmt: skip
+_SETTING = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+_ADVICE: Mapping[str, str] = {
+    "checkpoint": "Checkpointing of {} would free about SIZE.",
+    "bfloat16": "Autocast to {} would free about SIZE of activations.",
+    "expandable_segments": "{} would make up to SIZE usable.",
+    "outside": "Other processes and CUDA contexts hold SIZE of the GPU.",
+}
+
+
+def _name(part: Any) -> str:
+    return _NAMES.get(part, str(part))
+
+
+def _size(size: float) -> str:
+    return size_unit([size]).with_name(size)
+
+
+def _code(text: str, around: str = "{}") -> doc.Text:
+    return fill(around, doc.Code(text)) if text else ""
+
+
+def _memories(workload: WorkloadFindings) -> list[CaseMemory]:
+    table = workload.recorded.tables.memory
+    memories = (find_memory(table, case.id) for case in workload.cases if len(table))
+    return [memory for memory in memories if memory is not None]
+
+
+def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
+    """Yield what ran out of memory and what would help, who holds the peak, what grows, and what would fit."""
+    memories = _memories(workload)
+    cases = {case.id: case for case in workload.cases}
+    failed = [memory for memory in memories if len(memory.at("failure"))]
+    # What a program caught was no failure; a file says nothing of its program.
+    caught = {memory.case for memory in failed if workload.declared and cases[memory.case].status not in FAILED}
+    for memory in failed:
+        if memory.case not in caught:
+            yield from _describe_failure(memory, case_text(cases[memory.case]) if len(cases) > 1 else "")
+    for memory in sorted(memories, key=lambda memory: -memory.reserved)[:1]:
+        if leading := find_leading(memory):
+            part, name, place, share = leading
+            said = (
+                f"At the peak of {_size(memory.sum_parts('peak').sum())} {_name(part)}{{}} hold {percent(share)} %{{}}."
+            )
+            yield fill(said, _code(name, " of {}"), _code(place, " ({})"))
+    for memory in memories:
+        growth = memory.at("growth").sort_values("bytes", ascending=False)
+        if len(growth):
+            places = dict.fromkeys(rows["place"].iloc[0] for rows in (growth, memory.at("growth_caller")))
+            said = f"Each step leaves {_size(growth['bytes'].sum())} behind, most of it from {{}}."
+            yield fill(said, doc.join(map(_code, places), last=", called at "))
+    for memory in failed:
+        if memory.case in caught:
+            count = plural(len(memory.at("asked")), "allocation")
+            yield fill(f"{count} failed, and the program went on. The last: {{}}", next(_describe_failure(memory, "")))
+    yield from _describe_fit(workload, [memory for memory in memories if memory.at("failure").empty])
+
+
+def _describe_failure(memory: CaseMemory, case: doc.Text) -> Iterator[doc.Text]:
+    """Yield what asked for memory that was not there, and what held it; then what would have left room."""
+    asked, parts, facts = memory.at("asked").iloc[-1], memory.sum_parts("failure"), memory.facts
+    held = [f"{_name(part)} {_size(size)}" for part, size in parts[:_MOST_PARTS].items() if size > _LEAST * parts.sum()]
+    during = f" in the {_PASSES[asked['part']]}" if asked["part"] in _PASSES else ""
+    who = doc.join([doc.Code(text) for text in (asked["name"], asked["place"]) if text], last=" at ")
+    left = f", and {_size(facts['free'])} of {_size(facts['capacity'])} were free" if "free" in facts else ""
+    said = f"{{}}out of memory{during}: {{}} asked for {_size(asked['bytes'])}{left}. Held: {{}}."
+    said = said if case else said.replace("{}out", "{}Out", 1)
+    yield fill(said, fill("{}: ", case) if case else "", who, doc.join(held))
+    advice = memory.at("advice").sort_values("bytes", ascending=False)
+    unused = float(advice.loc[advice["part"] == "expandable_segments", "bytes"].sum())
+    if unused >= asked["bytes"] > facts["largest"]:
+        piece = _size(facts["largest"])
+        yield f"torch has {_size(unused)} free, in pieces of at most {piece}: too small for {_size(asked['bytes'])}."
+    for row in advice[advice["bytes"] >= max(_LEAST * parts.sum(), asked["bytes"])].itertuples():
+        names = {"checkpoint": row[advice.columns.get_loc("name") + 1], "expandable_segments": _SETTING}
+        said = _ADVICE[str(row.part)].replace("SIZE", _size(row.bytes))
+        yield fill(said, doc.Code(names.get(str(row.part), str(row.part)))) if "{}" in said else said
+
+
+def _describe_fit(workload: WorkloadFindings, memories: list[CaseMemory]) -> Iterator[doc.Text]:
+    params = {case.id: dict(case.params) for case in workload.cases}
+    for axis in dict.fromkeys(axis for memory in memories for axis in params[memory.case]):
+        values = [(float(value), m) for m in memories if isinstance(value := params[m.case].get(axis), (int, float))]
+        others = {tuple(pair for pair in params[memory.case].items() if pair[0] != axis) for memory in memories}
+        if len(others) == 1 and (fit := find_fit(values)):
+            grows = doc.join(f"{_name(part)} {_size(size)}" for part, size in list(fit.growing.items())[:_MOST_PARTS])
+            upper = f" to {fit.most}" if fit.most > fit.least else ""
+            said = (
+                f"The largest {axis} that fits is {fit.least}{upper}: {_size(max(fit.fixed, 0.0))} do not grow with it"
+            )
+            yield fill(f"{said}, and one more takes {_size(fit.slope)} ({{}}).", grows)
+
+
+def compare_peaks(parts: pd.DataFrame) -> Iterator[doc.Block]:
+    """Yield what the peaks of A and B are, and the part that differs most; then all parts."""
+    more = (parts["b"] - parts["a"]).sort_values(key=abs, ascending=False, kind="stable")
+    a, b = (_size(parts[side].sum()) for side in ("a", "b"))
+    change = f", {_name(more.index[0])} {size_unit([more.iloc[0]]).signed().with_name(more.iloc[0])} of it"
+    change = change if more.iloc[0] else ", and no part differs"
+    yield doc.Paragraph(doc.Strong(f"The peak of the memory is {a} in A and {b} in B{change}."))
+    unit = size_unit([parts.sum().max()])
+    columns = [doc.label("part"), *(doc.number(id, title, unit) for id, title in (("a", "A"), ("b", "B")))]
+    columns.append(doc.number("difference", "B - A", unit.signed()))
+    rows = ([_name(part), *parts.loc[part, ["a", "b"]], more[part]] for part in more.index)
+    yield doc.make_table("memory", columns, rows)
+
+
+def memory(workload: WorkloadFindings) -> doc.Section:
+    """Return what holds the memory of the first case in full, of others folded; empty where none was recorded."""
+    memories = sorted(_memories(workload), key=lambda memory: memory.at("failure").empty)
+    texts = {case.id: case_text(case) for case in workload.cases}
+    blocks: list[doc.Block | None] = []
+    for number, of_case in enumerate(memories[:_CASES]):
+        tables = _tables(of_case)
+        blocks += [*tables, _draw(workload, of_case)] if not number else [doc.Details(texts[of_case.case], tables)]
+    note = "The parts in use add up to what torch's allocator gave out. A line is that of most of a row."
+    return doc.make_section("memory_peak", "Who holds the memory", blocks, note, workload.name)
+
+
+def _tables(memory: CaseMemory) -> tuple[doc.TableBlock, ...]:
+    moment, title = ("peak", "At the peak") if memory.at("failure").empty else ("failure", "When an allocation failed")
+    total = float(memory.sum_parts(moment).sum())
+    rows = memory.at(moment)
+    is_unused = rows["part"].isin(UNUSED_MEMORY)
+    listed = rows[~is_unused].sort_values("bytes", ascending=False)
+    rest = listed[_MOST_HOLDERS:].groupby("part", as_index=False)[["bytes", "blocks"]].sum().assign(name="", place="")
+    columns: doc.Columns[Any] = [
+        (doc.label("part"), lambda row: _name(row["part"])),
+        (doc.words("name", "of"), lambda row: _code(row["name"])),
+        (doc.words("place", "line"), lambda row: _code(row["place"])),
+        (doc.count("blocks"), lambda row: row["blocks"] or ""),
+        (doc.number("size", "", size_unit([total])), lambda row: row["bytes"]),
+        (doc.percent("share", ""), lambda row: "" if row["part"] in UNUSED_MEMORY else row["bytes"] / total),
+    ]
+    records = pd.concat([listed[:_MOST_HOLDERS], rest, rows[is_unused]]).fillna({"blocks": 0}).to_dict("records")
+    blocks = memory.at(f"{moment}_block").to_dict("records")[:_MOST_BLOCKS]
+    return (
+        doc.table_of(f"{moment} {memory.case}", records, columns, f"{title}: {_size(total)} in use"),
+        doc.table_of(f"{moment}_blocks {memory.case}", blocks, columns, "Largest blocks", doc.OnPage.DETAILS),
+    )
+
+
+def _draw(workload: WorkloadFindings, memory: CaseMemory) -> doc.Chart | None:
+    """Return the memory of two steps by part, as areas one above the other; None without two points."""
+    points = memory.at("time")
+    sizes = points.pivot_table(index="at_ns", columns="part", values="bytes", aggfunc="sum").fillna(0.0)
+    if len(sizes) < 2:
+        return None
+    notes = points.drop_duplicates("at_ns").set_index("at_ns")["name"].map(_PASSES).fillna("")
+    at_ms = [(float(at) - float(sizes.index[0])) / 1e6 for at in sizes.index]
+    series = []
+    for part in [part for part in _KEYS if part in sizes.columns]:
+        values = zip(at_ms, sizes[part], notes.loc[sizes.index], strict=True)
+        series.append(doc.Series(_name(part), _KEYS[part], tuple(doc.Mark(x, y, note=note) for x, y, note in values)))
+    x, y = doc.Axis("ms", is_measured=True), doc.Axis("allocated", quantity="byte")
+    return doc.Chart(f"{workload.name}-memory", "Memory over time", doc.ChartKind.AREAS, x, y, {"": tuple(series)})

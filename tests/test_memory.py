@@ -1,0 +1,317 @@
+"""The memory of a GPU: snapshots of torch 2.11 on an H200, whose counters are known, and programs under the hook."""
+
+import bisect
+import gzip
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from profpipe import cli
+from profpipe.analysis.memory import find_fit, find_leading, find_memory
+from profpipe.ingest import memory, torch_snapshot
+from profpipe.runner import failure_reasons
+
+DATA = Path(__file__).parent / "data" / "torch-2.11" / "memory"
+NAMES = sorted(path.name.partition(".")[0] for path in DATA.glob("*.pickle.gz"))
+MIB = 1 << 20
+
+
+def read(name):
+    path = DATA / f"{name}.memory.pickle.gz"
+    return torch_snapshot.read_snapshot(path), memory.read_facts(path)
+
+
+def case_memory(snapshot, facts):
+    tables = memory.make_tables(snapshot, facts, "")
+    return find_memory(tables.memory.assign(case="c", source="s"), "c"), tables.origin.notes
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_parts_of_a_peak_add_up_to_the_counter_of_torch(name):
+    snapshot, facts = read(name)
+    of_case, notes = case_memory(snapshot, facts)
+    assert of_case.sum_parts("peak").sum() == facts["devices"]["0"]["allocated_bytes.all.peak"]
+    assert notes == ()
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("hook")])
+def test_the_bytes_in_use_are_those_that_torch_counted_at_any_moment(name):
+    snapshot, facts = read(name)
+    trace = snapshot["device_traces"][0]
+    _, allocated, _ = memory.replay(snapshot["segments"], trace, memory.StackReader(""), len(trace))
+    times = [entry["time_us"] for entry in trace]
+    # What follows a failure came after the snapshot.
+    marks = [mark for mark in facts["marks"] if times[0] <= mark[1] and not (mark[0] == "end" and name[:3] == "oom")]
+    assert [allocated[bisect.bisect_right(times, at) - 1] for _, at, _ in marks] == [size for *_, size in marks]
+
+
+def test_a_contradiction_with_the_counters_is_a_note():
+    snapshot, facts = read("gpt")
+    counters = facts["devices"]["0"]
+    # The program may have reset the peak.
+    counters["allocated_bytes.all.peak"] -= 512
+    assert case_memory(snapshot, facts)[1] == ()
+    counters["allocated_bytes.all.peak"] += 1024
+    assert case_memory(snapshot, facts)[1] == (
+        "the blocks are 248945152 bytes at the peak and 127878656 at the end; torch counted 248945664 and 127878656",
+    )
+
+
+def test_a_peak_is_divided_by_what_holds_it():
+    parts = case_memory(*read("gpt"))[0].sum_parts("peak").astype(int).to_dict()
+    parameters = 4_934_280 * 4
+    assert parts["parameters"] == parameters
+    assert parts["optimizer"] == 2 * parameters
+    # The gradients of the head are there when the peak comes, early in the backward pass.
+    assert parts["gradients"] == 5_140_000
+    assert parts["workspace"] == 65 * MIB
+    assert parts["activations"] == pytest.approx(51.5e6, rel=0.01)
+
+
+def test_without_facts_stacks_and_the_ends_of_optimizers_say_the_same():
+    snapshot, facts = read("gpt")
+    with_facts, without = case_memory(snapshot, facts)[0], case_memory(snapshot, {})[0]
+    for part in ("parameters", "optimizer", "gradients", "workspace", "activations", "temporary"):
+        assert without.sum_parts("peak")[part] == pytest.approx(with_facts.sum_parts("peak")[part], rel=0.01)
+
+
+def test_the_deepest_module_with_a_quarter_of_the_peak_leads():
+    assert find_leading(case_memory(*read("conv"))[0]) == (
+        "activations",
+        "GPT.c.*.*",
+        "snap.py:42",
+        pytest.approx(0.416, abs=1e-3),
+    )
+
+
+def test_the_parts_of_two_batches_tell_the_peak_of_a_third_one():
+    cases = {batch: case_memory(*read(name))[0] for batch, name in ((4, "gpt_b4"), (8, "gpt"), (16, "gpt_b16"))}
+    fit = find_fit([(batch, cases[batch]) for batch in (4, 8)])
+    assert fit.fixed + 16 * fit.slope == pytest.approx(cases[16].sum_parts("peak").sum(), rel=0.05)
+    assert set(fit.growing) == {"activations", "temporary", "gradients"}
+    assert 0 < fit.least <= fit.most
+    assert find_fit([(4, cases[4]), (4, cases[8])]) is None
+
+
+def test_the_largest_batch_that_ran_is_in_the_range_that_fits():
+    # With 4000 MiB batches of 77 ran on the GPU.
+    cases = [(batch, case_memory(*read(f"hook_unet_{batch}"))[0]) for batch in (4, 8)]
+    fit = find_fit(cases)
+    assert cases[1][1].facts["room"] == 4000 * MIB
+    assert (fit.least, fit.most) == (62, 80)
+    assert fit.fixed + 16 * fit.slope == pytest.approx(
+        case_memory(*read("hook_unet_16"))[0].sum_parts("peak").sum(), rel=0.05
+    )
+
+
+SAID = {
+    "hook_leak": ["most of it from benchmarks/memory_models.py:35, called at benchmarks/memory_models.py:143."],
+    "hook_backward": ["Out of memory in the backward pass: backward at memory_models.py:153 asked for 250.0 MiB"],
+    "hook_other": ["Other processes and CUDA contexts hold 137.5 GiB of the GPU."],
+    "hook_search": ["Out of memory in the forward pass: GPT.h.5.mlp.0 at", "Checkpointing of GPT.h.* would free about"],
+    "leak": ["Each step leaves 49.3 MiB behind, most of it from snap.py:31, called at snap.py:86."],
+    "oom_forward": [
+        "Out of memory in the forward pass: GPT.h.2.mlp.1 at snap.py:31 asked for 4096 KiB, and 2048 KiB of 100.0 MiB"
+        " were free. Held: activations 45.1 MiB, cuBLAS workspaces 32.0 MiB, parameters 18.8 MiB",
+        "Checkpointing of GPT.h.* would free about 28.3 MiB.",
+        "Autocast to bfloat16 would free about 23.2 MiB of activations.",
+    ],
+    "oom_optimizer": ["Out of memory in the step of the optimizer: _init_group at snap.py:84 asked for 768.0 KiB"],
+    "oom_fragment": [
+        "torch has 198.2 MiB free, in pieces of at most 17.0 MiB: too small for 32.0 MiB.",
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True would make up to 198.2 MiB usable.",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_the_first_screen_says_what_is_wrong(name, tmp_path, capsys):
+    assert cli.main(["ingest", str(DATA / f"{name}.memory.pickle.gz"), "--out", str(tmp_path / "out")]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert [words for words in SAID[name] if words not in printed] == []
+    page = (tmp_path / "out" / "SUMMARY.md").read_text()
+    assert ("| cuBLAS workspaces |" in page) == (name != "oom_fragment")
+    assert [path.suffix for path in (tmp_path / "out" / "plots").iterdir()] == [".svg"]
+
+
+def test_two_snapshots_are_compared_by_the_parts_of_their_peaks(tmp_path, capsys):
+    sides = [str(DATA / f"{name}.memory.pickle.gz") for name in ("gpt", "leak")]
+    assert cli.main(["compare", *sides]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "is 237.4 MiB in A and 390.7 MiB in B, tensors kept between calls +98.3 MiB of it." in printed
+    assert "activations 49.1 98.3 +49.1" in printed
+    assert cli.main(["compare", *sides, "--json", str(tmp_path / "c.json")]) == 0
+    (peaks,) = json.loads((tmp_path / "c.json").read_text())["memory"].values()
+    assert peaks["parameters"] == {"a": 4_934_280 * 4, "b": 4_934_280 * 4}
+
+
+def entries(*given):
+    names = ("action", "addr", "size")
+    return [
+        dict(zip(names, entry, strict=True), frames=[{"filename": "a.py", "line": 1, "name": "f"}]) for entry in given
+    ]
+
+
+def sizes(trace, segments=()):
+    blocks, allocated, _ = memory.replay(segments, entries(*trace), memory.StackReader(""), len(trace))
+    return blocks["size"].tolist(), allocated
+
+
+def test_the_rest_of_a_large_block_that_is_too_small_to_divide_belongs_to_it():
+    trace = [("segment_alloc", 1 << 40, 20 * MIB), ("alloc", 1 << 40, 19 * MIB + 1), ("free_completed", 1 << 40, 0),
+             ("alloc", 1 << 40, 19 * MIB - 512)]  # fmt: skip
+    assert sizes(trace) == ([20 * MIB, 19 * MIB - 512], [0, 20 * MIB, 0, 19 * MIB - 512])
+
+
+def test_mapped_pages_are_one_range_until_one_of_them_is_taken_back():
+    trace = [("segment_map", 1 << 40, 2 * MIB), ("segment_map", (1 << 40) + 2 * MIB, 2 * MIB),
+             ("alloc", 1 << 40, 3 * MIB), ("free_requested", 1 << 40, 3 * MIB), ("free_completed", 1 << 40, 3 * MIB),
+             ("segment_unmap", (1 << 40) + 2 * MIB, 2 * MIB), ("alloc", 1 << 40, 2 * MIB - 100)]  # fmt: skip
+    assert sizes(trace) == ([3 * MIB, 2 * MIB], [0, 0, 3 * MIB, 0, 0, 0, 2 * MIB])
+
+
+def test_what_was_in_use_before_the_trace_is_found_by_going_back():
+    block = {"address": 1 << 40, "size": 1024, "requested_size": 600, "state": "active_allocated"}
+    rest = {"address": (1 << 40) + 1024, "size": 2 * MIB - 1024, "requested_size": 0, "state": "inactive"}
+    segments = [{"address": 1 << 40, "total_size": 2 * MIB, "blocks": [block, rest]}]
+    freed = [("free_requested", (1 << 40) + 1024, 512), ("free_completed", (1 << 40) + 1024, 512)]
+    assert sizes(freed, segments) == ([1024, 512], [1024, 1024])
+
+
+def test_a_damaged_file_of_facts_is_refused(tmp_path, capsys):
+    (tmp_path / "a.memory.pickle").write_bytes(gzip.decompress((DATA / "gpt.memory.pickle.gz").read_bytes()))
+    (tmp_path / "a.memory.json").write_text("{")
+    assert cli.main(["ingest", str(tmp_path / "a.memory.pickle")]) == 1
+    assert "has damaged facts beside it (a.memory.json:" in capsys.readouterr().err
+
+
+def test_a_snapshot_that_maps_more_than_any_gpu_has_is_refused(tmp_path, capsys):
+    segment = {"device": 0, "address": 0, "total_size": 1 << 60, "is_expandable": True, "blocks": []}
+    snapshot = {"segments": [segment], "device_traces": [[]]}
+    (tmp_path / "s.pickle").write_bytes(pickle.dumps(snapshot))
+    assert cli.main(["ingest", str(tmp_path / "s.pickle")]) == 1
+    assert "ValueError: more than 2 TB of memory are mapped" in capsys.readouterr().err
+
+
+def test_the_amounts_of_a_failure_stay_and_its_advice_goes():
+    line = (
+        "exit code 1: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total"
+        " capacity of 79.10 GiB of which 1.25 GiB is free"
+    )
+    assert failure_reasons.describe_gpu_memory(f"{line}. Including non-PyTorch memory, this process") == line
+    assert failure_reasons.describe_gpu_memory("exit code 1: RuntimeError: no memory") == ""
+
+
+# --- programs --------------------------------------------------------------------------------------------------------
+
+#: No GPU is here: what torch has of one is replaced, and its snapshot is a recorded one.
+STAND_IN = """
+import pickle, sys, torch
+library = torch.cuda
+metadata, observers = [""], []
+library.memory._record_memory_history = lambda *args, **kwargs: None
+library.memory._snapshot = lambda: pickle.load(open(sys.argv[1], "rb"))
+torch._C._cuda_attach_out_of_memory_observer = observers.append
+torch._C._cuda_setMemoryMetadata = lambda text: metadata.__setitem__(0, text)
+torch._C._cuda_getMemoryMetadata = lambda: metadata[0]
+library.device_count = lambda: 1
+library.max_memory_reserved = lambda device: 1
+library.memory_stats = lambda device: {"reserved_bytes.all.current": 1 << 30}
+library.get_per_process_memory_fraction = lambda device: 1.0
+library.mem_get_info = lambda device: (1 << 30, 4 << 30)
+for call, _ in list(library._queued_calls):
+    if "AllocatorHistory" in call.__qualname__:
+        call()
+"""
+TRAINING = """
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.h = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU())
+    def forward(self, x):
+        return self.h(x)
+model = Model()
+seen = []
+model.h[1].register_forward_pre_hook(lambda *args: seen.append(metadata[0]))
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(30):
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+print("inside", set(seen), "after", metadata)
+"""
+FAILING = """
+for observer in observers:
+    observer(0, 32 << 20, 400 << 20, 28 << 20)
+raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 32.00 MiB. GPU 0 has a total capacity of 139.80 GiB"
+                             " of which 133.36 GiB is free. Process 7 has 548.00 MiB memory in use. " + 9 * "More. ")
+"""
+
+
+def run(folder, program, *options, snapshot="oom_fragment"):
+    (folder / "prog.py").write_text(program)
+    for path in DATA.glob("*.pickle.gz"):
+        (folder / path.name.partition(".")[0]).write_bytes(gzip.decompress(path.read_bytes()))
+    command = [sys.executable, "-m", "profpipe", "run", *options, "--out", "out", "--", sys.executable, "prog.py"]
+    ended = subprocess.run([*command, snapshot], cwd=folder, capture_output=True, text=True)
+    return ended, " ".join(ended.stdout.split()), folder / "out" / "latest"
+
+
+@pytest.mark.slow
+def test_a_program_out_of_memory_runs_once_more_and_its_page_says_what_held_it(tmp_path):
+    ended, printed, out = run(tmp_path, STAND_IN + TRAINING + FAILING, "-p", "plain,torch,nsys")
+    assert ended.returncode == 1
+    assert "Out of memory in the forward pass: GPT.h.0.qkv at prog.py:" in printed
+    assert "asked for 32.0 MiB, and 28.0 MiB of 400.0 MiB were free" in printed
+    jobs = json.loads((out / "run.json").read_text())["jobs"]
+    assert [(job["profiler"], job["status"]) for job in jobs] == [
+        ("plain", "oom"), ("torch", "skipped"), ("nsys", "skipped"), ("memory", "oom"),
+    ]  # fmt: skip
+    assert jobs[0]["reason"].endswith("139.80 GiB of which 133.36 GiB is free")
+    names = sorted(path.name.split(".", 2)[2] for path in (out / "raw" / "prog" / "memory").glob("*.memory.*"))
+    assert names == ["memory.json", "memory.pickle", "oom.memory.json", "oom.memory.pickle"]
+
+
+@pytest.mark.slow
+def test_a_program_that_catches_the_error_has_not_failed(tmp_path):
+    ended, printed, _ = run(tmp_path, STAND_IN + TRAINING + FAILING.partition("raise")[0], "-p", "memory")
+    assert ended.returncode == 0
+    assert printed.startswith("At the peak of 318.8 MiB other tensors hold 94.1 % (snap.py:73).")
+    assert "1 allocation failed, and the program went on. The last: Out of memory in the forward pass" in printed
+
+
+@pytest.mark.slow
+def test_the_hook_keeps_steps_tensors_and_modules(tmp_path):
+    ended, printed, out = run(tmp_path, STAND_IN + TRAINING, "-p", "memory")
+    assert (ended.returncode, "At the peak of 318.8 MiB other tensors hold 94.1 %" in printed) == (0, True)
+    folder = out / "raw" / "prog" / "memory"
+    assert "inside {'Model.h.1'} after ['']" in (folder / "log.txt").read_text()
+    facts = json.loads(next(folder.glob("*.memory.json")).read_text())
+    assert [number for number, _ in facts["steps"]] == list(range(25))
+    assert (facts["tensors"], facts["out_of_memory"]) == ([], [])
+    private = json.loads((out / "run.json").read_text())["private_files"]
+    assert {Path(name).suffix for name in private} >= {".pickle", ".json"}
+
+
+@pytest.mark.slow
+def test_two_batches_say_which_is_the_largest_that_fits(tmp_path):
+    _, printed, _ = run(tmp_path, STAND_IN, "-p", "memory", "--set", "name=gpt_b4,gpt", snapshot="{name}")
+    assert "that fits" not in printed
+    program = f"import sys\nsys.argv[1] = {{'4': 'gpt_b4', '8': 'gpt'}}[sys.argv[1]]\n{STAND_IN}"
+    _, printed, _ = run(tmp_path, program, "-p", "memory", "--set", "batch=4,8", snapshot="{batch}")
+    # Of 4 GiB others hold 2.
+    assert (
+        "The largest batch that fits is 96 to 191: 117.6 MiB do not grow with it, and one more takes 15.0 MiB"
+        in printed
+    )
+    assert "(temporary tensors 10.0 MiB, activations 3790 KiB and gradients 1255 KiB)" in printed
+
+
+@pytest.mark.slow
+def test_a_program_without_a_gpu_has_no_memory_to_divide(tmp_path):
+    _, _, out = run(tmp_path, "import torch\nprint(torch.ones(2).sum())", "-p", "memory")
+    (job,) = json.loads((out / "run.json").read_text())["jobs"]
+    assert (job["status"], job["reason"]) == ("skipped", "nothing was recorded: no process used a GPU through torch")
