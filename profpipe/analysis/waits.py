@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from profpipe.analysis.steps import CaseSteps, RankSteps, StepPart
@@ -108,7 +108,7 @@ def find_loading(workload: WorkloadFindings, case_steps: CaseSteps, waits: Seque
     step_ns = case_steps.times["plain"].ns
     longer = idle_ns / max(wait.idle_ns, 1.0)
     places = tuple((place, ns * longer) for place, ns in wait.places)
-    return (replace(wait, idle_ns=idle_ns, places=places), step_ns) if idle_ns < step_ns else None
+    return (Wait(wait.cause, idle_ns, wait.hidden_ns, places), step_ns) if idle_ns < step_ns else None
 
 
 def _take_overhead(idle: dict[str, float], overhead_ns: float) -> dict[str, float]:
