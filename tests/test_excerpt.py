@@ -5,7 +5,7 @@ from report_study import analyze, grid, made_up, metric_row, tables, write_page
 
 from profpipe import plugins
 from profpipe.report import selection
-from profpipe.report.document import plain
+from profpipe.report.document import TableBlock, plain
 from profpipe.report.sections import times
 from profpipe.results.schema import Tables, concat
 
@@ -153,5 +153,9 @@ def test_all_that_are_level_share_a_cell_of_the_grid():
     assert grid(times.winner_grid(only((data, run))))[1][1].startswith("tie: `a`, `c` and `b`")
 
 
-def test_few_shapes_keep_their_lines():
-    assert not times.winner_grid(only(made_up(["a", "b"], [512, 1024], causal=(False, True))))
+def test_few_shapes_keep_their_lines_and_several_workloads_have_the_winners_beside_their_answer():
+    workload = only(made_up(["a", "b"], [512, 1024], causal=(False, True)))
+    assert [block.id for block in times.times(workload).blocks if isinstance(block, TableBlock)] == ["fastest"]
+    winners = times.winner_grid(workload)
+    assert [column.id for column in winners.columns] == ["seqlen", "not causal", "causal"] and len(winners.rows) == 2
+    assert not times.winner_grid(only(made_up(["a", "b"], [512, 1024])))

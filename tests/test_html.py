@@ -207,7 +207,7 @@ def test_of_thousands_of_points_the_same_ones_are_drawn_in_the_same_order():
     text = page.render(Document("Title", (Section("s", "Charts", (drawn,)),)), rendering.find_templates())
     points = [(float(x), float(y)) for x, y in re.findall(r'd="M([\d.]+) ([\d.]+)m', text)]
     # Of two at one place the smaller value comes first, which stands lower.
-    assert 1400 < len(points) <= 1600
+    assert 850 < len(points) <= 1000
     assert points == sorted(points, key=lambda point: (point[0], -point[1]))
 
 
@@ -266,7 +266,7 @@ def test_the_answer_its_picture_and_the_times_stand_first_and_the_rest_is_folded
     made = build(analyze.analyze(data, run), data, run)
     text = page.render(made, rendering.find_templates()).partition("<main")[2].partition("<dialog")[0]
     seen, *folded = text.split('<details class="fold"><summary>')
-    places = [seen.index(part) for part in ("<strong>Fastest", "<figure", 'id="scenarios-times"', 'id="warnings"')]
+    places = [seen.index(part) for part in ("is fastest in", "<figure", 'id="scenarios-times"', 'id="warnings"')]
     assert places == sorted(places) and seen.count("<figure") == 1
     assert {"Charts", "Kernel share", "Study tables", "Environment"} <= {
         own.partition("</h2>")[0].partition(">")[2] for own in folded

@@ -77,7 +77,11 @@ def documents():
     def document(example):
         if example not in made:
             data, run = store.load(ROOT / "examples" / example)
-            made[example] = build(analyze.analyze(data, run), data, run)
+            made[example] = (
+                build_pairs(pairs.analyze(data, run), data, run)
+                if run.ab
+                else build(analyze.analyze(data, run), data, run)
+            )
         return made[example]
 
     return document
@@ -116,23 +120,31 @@ def test_the_page_of_an_example_is_small_and_loads(example, reports, new_page):
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-AXE = """async (source) => {
+AXE = """async () => {
   const result = await axe.run(document, {resultTypes: ['violations']});
-  return result.violations.filter((v) => ['serious', 'critical'].includes(v.impact))
-    .map((v) => `${v.id}: ${v.nodes.slice(0, 3).map((n) => n.html.slice(0, 160)).join(' | ')}`);
+  return result.violations.map((v) => `${v.id}: ${v.nodes.slice(0, 3).map((n) => n.html.slice(0, 160)).join(' | ')}`);
 }"""
+#: What is wider than the element around it, unless that one scrolls.
+WIDER = """() => [...document.querySelectorAll('body *')].filter((element) => {
+  const box = element.getBoundingClientRect(), around = element.parentElement.getBoundingClientRect();
+  const scrolls = element.closest('svg *, .scroll *, pre *, .skip, .unseen, .close, dialog:not([open])');
+  return !scrolls && element.checkVisibility() && (box.right > around.right + 1.5 || box.left < around.left - 1.5);
+}).map((element) => element.outerHTML.slice(0, 160))"""
 
 
-@pytest.mark.parametrize(("example", "scheme", "place"), [
-    ("cogvideox", "light", ""),
-    ("own_program", "dark", ""),
-    ("own_program", "light", "case-gpt-compile=true"),
+@pytest.mark.parametrize(("example", "scheme", "width", "place"), [
+    ("cogvideox", "light", 400, ""),
+    ("own_program", "dark", 1400, ""),
+    ("own_program", "light", 400, "case-gpt-compile=true"),
+    ("accuracy", "dark", 400, ""),
+    ("scenarios", "light", 1400, ""),
+    ("auto_profile", "dark", 400, ""),
 ])  # fmt: skip
-def test_axe_finds_no_serious_violation(example, scheme, place, reports, new_page):
-    assert violations(new_page, address(reports(example), place), scheme) == []
+def test_axe_finds_nothing_and_nothing_is_wider_than_its_box(example, scheme, width, place, reports, new_page):
+    assert violations(new_page, address(reports(example), place), scheme, width) == []
 
 
-def test_axe_finds_no_serious_violation_in_verdicts_and_courses(tmp_path, new_page):
+def test_axe_finds_nothing_in_verdicts_and_courses(tmp_path, new_page):
     data, run = tables_of(FOUR), run_of(2)
     entries = [entry(number) for number in range(12, 0, -1)]
     courses = history.analyze(entries, changed(), lambda *_: {})
@@ -142,17 +154,18 @@ def test_axe_finds_no_serious_violation_in_verdicts_and_courses(tmp_path, new_pa
     }
     for name, document in documents.items():
         (tmp_path / name).write_text(report.render(document, rendering.find_templates()), encoding="utf-8")
-        assert violations(new_page, address(tmp_path / name), "light") == []
+        assert violations(new_page, address(tmp_path / name), "light", 400) == []
 
 
-def violations(new_page, url, scheme):
-    """Serious violations that axe finds in a page."""
+def violations(new_page, url, scheme, width):
+    """What axe finds in a page, and what is wider than its box."""
     axe = pytest.importorskip("axe_playwright_python", reason="no axe-core: run `make setup`")
     # The policy of the page allows no further script, so this one is not of the page.
-    page = new_page(color_scheme=scheme, bypass_csp=True)
+    page = new_page(color_scheme=scheme, bypass_csp=True, viewport={"width": width, "height": 900})
     page.goto(url)
     page.evaluate((Path(axe.__file__).parent / "axe.min.js").read_text(encoding="utf-8"))
-    found: list[str] = page.evaluate(AXE, "")
+    page.evaluate("for (const details of document.querySelectorAll('details')) details.open = true")
+    found: list[str] = page.evaluate(AXE) + page.evaluate(WIDER)
     return found
 
 

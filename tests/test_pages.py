@@ -208,6 +208,13 @@ def test_blocks_for_details_stand_on_details_alone():
     assert summary.sections[0].summary == "Three of seven." and details.sections[0].summary == ""
 
 
+@pytest.mark.parametrize(("id", "stays"), [("times", False), ("classification", True)])
+def test_what_explains_a_table_moves_with_it_and_a_finding_stays(id, stays):
+    moved = replace(table(1.0), placement=OnPage.DETAILS)
+    summary, details = paginate(Document("t", (Section(id, "Title", (Paragraph("Of each call."), moved)),)))
+    assert ("Of each call." in str(summary), "Of each call." in str(details)) == (stays, not stays)
+
+
 def test_a_table_that_is_too_long_leaves_its_first_rows_and_a_link_to_the_others():
     summary, details = paginate(Document("run", (Section("cases", "Cases", (rows(30),)),)), most_lines=21)
     (first, more), (rest,) = summary.sections[0].blocks, details.sections[0].blocks

@@ -324,7 +324,19 @@ def test_short_names_of_real_kernels_are_short_and_never_shared(shared_data):
     names = list(json.loads((shared_data / "kernel_names.json").read_text(encoding="utf-8")))
     short = labels.short_names(names)
     assert len(set(short.values())) == len(names)
-    assert max(map(len, short.values())) <= 80 and all(short.values())
+    assert max(map(len, short.values())) <= 96 and all(short.values())
+
+
+def test_names_that_would_be_alike_have_the_words_in_which_they_differ():
+    unary, binary = (
+        f"at::vectorized_elementwise_kernel<{n}, at::{kind}Functor<float, binary_internal::MulFunctor<float>>>"
+        for n, kind in ((4, "AUnary"), (8, "Binary"))
+    )
+    other = unary.replace("<float, b", "<c10::BFloat16, b")
+    short = "vectorized_elementwise_kernel<…MulFunctor<float>…>"
+    words = ("AUnaryFunctor, float", "BinaryFunctor, float", "AUnaryFunctor, BFloat16")
+    expected = [*(f"{short} ({differing})" for differing in words), "gemm"]
+    assert list(labels.short_names([unary, binary, other, "gemm"]).values()) == expected
 
 
 @given(st.text(max_size=60))

@@ -57,7 +57,7 @@ def test_the_modern_block_has_three_mlp_matrices_and_a_separate_output_layer():
 def test_the_parameters_are_counted_without_the_memory_for_them(block):
     params = {**TINY, "block": block, "context": 77, "vocab": 1001}
     on_the_cpu = sum(parameter.numel() for parameter in _decoder(params, "cpu").parameters())
-    assert lm.facts(params) == {"parameters": (on_the_cpu, "1")}
+    assert lm.facts(params)["parameters"] == (on_the_cpu, "1") and lm.facts(params)["layers"] == (2, "")
     # In memory these would be 36 GB.
     wide = {"size": "custom", "d_model": 8192, "d_ff": 32768, "heads": 64, "layers": 12}
     assert lm.facts(wide)["parameters"][0] > 9e9

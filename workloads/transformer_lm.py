@@ -103,9 +103,13 @@ def phase_work(params: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def facts(params: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
-    """Return the number of parameters; with ``record_dtypes: true`` also the bits of a number by kind of tensor."""
+    """Return the dimensions and the number of parameters.
+
+    With ``record_dtypes: true`` also the bits of a number by kind of tensor.
+    """
     config = parse_params(params)
-    metrics = {"parameters": (float(lm_model.parameter_count(config)), "1")}
+    metrics = {name: (float(getattr(config, name)), "") for name in lm_model.DIMENSIONS}
+    metrics["parameters"] = (float(lm_model.parameter_count(config)), "1")
     if config.record_dtypes:
         bits = lm_model.bits(config)
         metrics |= {name: (float(bits[name.removesuffix("_bits")]), "1") for name in BITS}

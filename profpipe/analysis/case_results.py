@@ -346,9 +346,14 @@ def _unusable_times(best: CaseResult, second: CaseResult, unreliable: Mapping[st
         yield from _flagged(case, fatal)
 
 
-def _flagged(case: CaseResult, flags: Iterable[Flag], cause: DoubtCause = DoubtCause.FLAGGED) -> Iterator[Doubt]:
+def _flagged(
+    case: CaseResult,
+    flags: Iterable[Flag],
+    cause: DoubtCause = DoubtCause.FLAGGED,
+    ratios: tuple[float, ...] = (),
+) -> Iterator[Doubt]:
     if case_flags := tuple(flag for flag in flags if flag in case.flags):
-        yield Doubt(cause, (case.variant,), case_flags)
+        yield Doubt(cause, (case.variant,), case_flags, ratios=ratios)
 
 
 def _possibly_faster(best: CaseResult, others: Iterable[CaseResult]) -> Iterator[Doubt]:
@@ -375,13 +380,16 @@ def _scatter_doubts(best: CaseResult, second: CaseResult) -> Iterator[Doubt]:
 def _clock_doubts(best: CaseResult, other: CaseResult) -> Iterator[Doubt]:
     """Yield why the SM clocks may explain the lead. A short case can end before NVML is read, and then has no flag."""
     clocks = _clocks(best, other)
-    # A time scales at most with 1 / clock.
-    if clocks and best.time and other.time and other.time.ns > best.time.ns * max(clocks[0] / clocks[1], 1.0):
-        return
-    flagged = [doubt for case in (best, other) for doubt in _flagged(case, _CLOCKS)]
+    ratios: tuple[float, ...] = ()
+    if clocks and best.time and other.time:
+        # A time scales at most with 1 / clock.
+        if other.time.ns > best.time.ns * max(clocks[0] / clocks[1], 1.0):
+            return
+        ratios = (other.time.ns / best.time.ns, clocks[0] / clocks[1]) if best.time.ns else ()
+    flagged = [doubt for case in (best, other) for doubt in _flagged(case, _CLOCKS, ratios=ratios)]
     yield from flagged
     if not flagged and clocks and clocks[0] > _DIFFERENT_CLOCKS * clocks[1]:
-        yield Doubt(DoubtCause.CLOCKS, (best.variant, other.variant), clocks_hz=clocks)
+        yield Doubt(DoubtCause.CLOCKS, (best.variant, other.variant), clocks_hz=clocks, ratios=ratios)
 
 
 def _clocks(best: CaseResult, other: CaseResult) -> tuple[float, float] | None:

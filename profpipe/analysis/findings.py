@@ -483,7 +483,8 @@ class NodeSpread:
 class Doubt:
     """A reason why the lowest time is not reported as the fastest, and the cases, flags and clocks that it is about.
 
-    ``differences`` has each fact in which nodes differ, with its values. ``spread`` is None where it is not known.
+    ``ratios`` are the lead and how far the clocks differ. ``differences`` has each fact in which nodes differ, with its
+    values. ``spread`` is None where it is not known.
     """
 
     cause: DoubtCause
@@ -492,6 +493,7 @@ class Doubt:
     clocks_hz: tuple[float, ...] = ()
     differences: Differences = ()
     spread: NodeSpread | None = None
+    ratios: tuple[float, ...] = field(default=(), compare=False)
 
 
 #: Facts with more than one value among nodes, and these values.

@@ -50,8 +50,8 @@ class Drawing(NamedTuple):
 
 Panel: TypeAlias = Sequence[doc.Series]
 
-#: The width of a drawing that stands alone in its row, and the room above and below its plot.
-_WIDTH, _TOP, _BOTTOM = 860, 12, 40
+#: The width of a drawing that stands alone in its row, also on a phone, and the room above and below its plot.
+_WIDTH, _TOP, _BOTTOM = 560, 12, 40
 
 
 def draw(chart: doc.Chart, panel: Panel, columns: int = 2) -> Drawing:
@@ -75,7 +75,7 @@ def _group(series: doc.Series, parts: Sequence[Markup], classes: str, most: int 
 # --- lines over an axis, and points below the roofline ---------------------------------------------------------------
 
 #: Width and height of a panel that stands alone, of one of two in a row, and of one of three.
-_SIZES = {1: (760, 360), 2: (440, 270), 3: (330, 250)}
+_SIZES = {1: (_WIDTH, 320), 2: (440, 270), 3: (330, 250)}
 #: Letters of a name behind its line.
 _NAME = 40
 #: A peak further above the marks would press the lines flat.
@@ -85,6 +85,8 @@ _NEAR = 1.4
 def lines(chart: doc.Chart, panel: Panel, columns: int = 2) -> Drawing:
     """Return the lines of a panel, one of ``columns`` in a row unless it stands alone."""
     width, height = _SIZES[1 if len(chart.panels) == 1 else columns]
+    # The names of points have no end of a line to stand at.
+    height += 140 * (chart.kind is doc.ChartKind.ROOFLINE)
     names = [cut(flat(series.name), _NAME) for series in panel]
     has_names = names_lines(chart)
     if has_names:
@@ -356,7 +358,7 @@ def _row_name(name: str, most: int, x: float, y: float, case: str, kind: str = "
 # --- intervals -------------------------------------------------------------------------------------------------------
 
 #: Of the intervals: the height of a row and of the bar of a value, and the most room for the names.
-_ROW, _VALUE, _NAMES = 30, 18, 300
+_ROW, _VALUE, _NAMES = 30, 18, 200
 #: Intervals of a forest plot that are longer than this many times the largest difference are cut.
 _WIDE = 2.5
 
@@ -365,7 +367,7 @@ def intervals(chart: doc.Chart, panel: Panel) -> Drawing:
     """Return a row per label of the x axis: the value, its interval, and both in words."""
     names = [flat(name) for name in chart.x.labels]
     left, bottom = min(_NAMES, max(map(text_width, names), default=0) + 20), _TOP + _ROW * len(names)
-    x = Scale(*_ends(chart, _marks(panel)), left, _WIDTH - 150, chart.y.is_log)
+    x = Scale(*_ends(chart, _marks(panel)), left, _WIDTH - 90, chart.y.is_log)
     parts: list[Markup] = []
     for value in x.ticks(chart.y.quantity):
         parts.append(upright(x(value), _TOP, bottom, "grid"))

@@ -264,7 +264,8 @@ class Html:
         value = f"{cell.value:.6g}" if cell.value is not None and can_sort else None
         has_long_word = any(len(word) > _LONG_WORD for word in doc.plain(cell.text).split())
         kind = "n" if column.is_numeric else "long" if has_long_word else None
-        name, scope = ("th", "row") if column.is_label else ("td", None)
+        # A label that stands in a row above is left out.
+        name, scope = ("th", "row") if column.is_label and inner else ("td", None)
         return element(name, inner, scope=scope, class_=kind, data_v=value)
 
     def _explain(self, flag: str) -> Markup:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -11,6 +12,7 @@ from urllib.parse import unquote
 from profpipe.analysis.case_index import CPU_ROWS, TimeSource
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings import CaseResult, Findings, Iteration, WorkloadFindings
+from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc
 from profpipe.report.document import Code, Text, case_link, inlines, join
 from profpipe.report.units import PERCENT, PLUS_MINUS, RATIO, Unit, time_unit
@@ -207,7 +209,7 @@ _LAMBDA_OF = re.compile(r"(\w+)\([^()]*\)(?:::|[ ]?const)*\{lambda")
 #: What generated names say the same of all of them: cuBLAS's between the tile and the end, cuDNN's maker.
 _GENERATED = re.compile(r"_stage\d+_warpsize\w*?_(?=cublas|cudnn|cutlass|$)|_generated_fort_native_")
 
-_LONGEST = 4_000
+_LONGEST, _LONGEST_SUFFIX = 4_000, 32
 
 #: Kernels whose own name says nothing of what they do.
 _GENERIC = re.compile(r"elementwise_kernel|reduce_kernel|multi_tensor_apply_kernel|device_kernel|Kernel2?$|kentry")
@@ -268,12 +270,27 @@ def _cut(text: str, width: int) -> str:
     return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
 
 
-def short_names(names: Iterable[str]) -> dict[str, str]:
-    """Full name to short name; two kernels never share one."""
-    short: dict[str, str] = {}
-    taken: dict[str, int] = {}
-    for name in dict.fromkeys(names):
-        candidate = shorten(name)
-        taken[candidate] = taken.get(candidate, 0) + 1
-        short[name] = candidate if taken[candidate] == 1 else f"{candidate} ({taken[candidate]})"
-    return short
+def short_names(names: Iterable[str], width: int = 72) -> dict[str, str]:
+    """Full name to short name of about ``width`` characters; two kernels never share one.
+
+    Names that would be alike get the words in which they differ: ``kernel<…MulFunctor<float>…> (AUnaryFunctor)``.
+    """
+    alike = grouped((shorten(name, width), name) for name in dict.fromkeys(names))
+    return {
+        name: f"{short} ({words})" if words else short
+        for short, group in alike.items()
+        for name, words in zip(group, _tell_apart(group), strict=True)
+    }
+
+
+def _tell_apart(names: Sequence[str]) -> list[str]:
+    """Return for each name the first words that together no other has; its number where they would be long."""
+    told: list[tuple[str, ...]] = [()] * len(names)
+    columns = itertools.zip_longest(*(re.findall(r"(?:\w+::)*(#?\w+)", name) for name in names), fillvalue="-")
+    # Numbers of a template say less than words.
+    for column in sorted(columns, key=lambda column: not any(word[0].isalpha() for word in column)):
+        more = [(*words, word) for words, word in zip(told, column, strict=True)]
+        told = more if len(set(more)) > len(set(told)) else told
+    suffixes = list(map(", ".join, told))
+    is_told = len(set(told)) == len(names) and max(map(len, suffixes)) <= _LONGEST_SUFFIX
+    return suffixes if is_told else list(map(str, range(1, len(names) + 1)))

@@ -34,8 +34,8 @@ IMPORTANCE = (
     "limits", "targets", "accuracy", "plots", "agreement", "cases", "phases", "kernels", "memory", "ranks",
 )  # fmt: skip
 
-#: Sections whose summary is a finding: the summary stays on SUMMARY.md where their tables move.
-FINDINGS = ("accuracy", "agreement")
+#: Sections whose sentences are a finding: these stay on SUMMARY.md where their tables move.
+FINDINGS = ("accuracy", "agreement", "classification")
 
 #: The rows of a table where the page is too short for all: tried in this order until every block finds room.
 _ROWS = (None, 24, 12)
@@ -120,6 +120,15 @@ def _divide(section: Section, room: int, most_rows: int | None) -> _Divided:
         used += parts[-1].lines
         overflows = overflows or parts[-1].overflows
     short = tuple(part.kept for part in parts if part.kept)
+    is_of_table = any(isinstance(block, doc.TableBlock) for block in moved)
+    if (
+        is_of_table
+        and not short
+        and section.id not in FINDINGS
+        and all(isinstance(block, doc.Paragraph) for block in kept)
+    ):
+        # What explains a table stands beside it.
+        kept, moved, used = [], [*kept, *moved], head
     long = tuple(part.moved for part in parts if part.moved)
     is_alone = section.id in FINDINGS or not (moved or long)
     is_kept = bool(kept or short) or (bool(section.summary) and is_alone and head <= room)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.costs import find_costs
-from profpipe.analysis.findings import CaseResult, Shape, Win, WinVerdict, WorkloadFindings
+from profpipe.analysis.findings import CaseResult, DoubtCause, Shape, Win, WinVerdict, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import SwitchCost
 from profpipe.job import Status
@@ -37,8 +38,18 @@ from profpipe.results.schema import StepRule
 #: Workloads whose answers the page begins with; of more, each stands in the section of its workload.
 MOST_ANSWERS = 8
 
-#: Winners, and groups of tied cases, that the headline names; of more, it counts the others.
-_MOST_WINNERS = 2
+#: Shapes up to which the headline names the winner of each; of more, it counts those of the most frequent one.
+_FEW_SHAPES = 2
+
+#: What a shape without a clear winner is.
+_OTHERWISE: Mapping[WinVerdict, tuple[str, str]] = {
+    WinVerdict.TIE: ("is tied", "are tied"),
+    WinVerdict.INCONCLUSIVE: ("is in doubt", "are in doubt"),
+    WinVerdict.UNOPPOSED: ("has the time of one case alone", "have the time of one case alone"),
+}
+
+#: Groups of tied cases, and doubts, that the headline names; of more, it counts the others.
+_MOST_NAMED = 2
 
 #: A median is uncertain with a wider 95 % interval; without one, with a wider p10 to p90. Leads of 10 % are common.
 _WIDE_INTERVAL, _WIDE_SPREAD = 0.05, 0.10
@@ -62,9 +73,14 @@ _MOST_SLOWER_CALLS = 3
 def headline(
     workload: WorkloadFindings, picture: doc.Block | None = None, title: str = "", has_answer: bool = True
 ) -> doc.Section:
-    """Return the answer to the workload's question, its picture, then remarks on it."""
+    """Return the answer to the workload's question, its picture, then remarks on it; of several, also the winners."""
     strong = doc.Paragraph(doc.Strong(answer(workload))) if has_answer else None
-    blocks = (strong, picture, doc.Bullets(tuple(_remarks(workload)), drawn=_drawn(workload)))
+    blocks = (
+        strong,
+        times.winner_grid(workload) if title else None,
+        picture,
+        doc.Bullets(tuple(_remarks(workload)), drawn=_drawn(workload)),
+    )
     return doc.make_section("headline", title, blocks, workload=workload.name)
 
 
@@ -252,8 +268,11 @@ def _one_shape(workload: WorkloadFindings, shape: Shape, win: Win) -> doc.Text:
             only = "only" if place else "Only"
             return fill(f"{place}{only} {{}} has a time{_and_is_accurate(shape)}: {{}}.", name, time)
         case WinVerdict.INCONCLUSIVE:
-            lowest = f"{place}{{}} has the lowest time, {{}}. It is not reported as the fastest: {{}}."
-            return fill(lowest, name, time, doubt_of(win))
+            # No number says how much faster an inaccurate one is.
+            second = win.second if win.doubts[0].cause is not DoubtCause.INACCURATE else None
+            over = fill(", {} over the next, {}", ratio(win.lead), Code(second.variant)) if second else ""
+            lowest = f"{place}{{}} has the lowest time, {{}}{{}}. It is not reported as the fastest: {{}}."
+            return fill(lowest, name, time, over, doubt_of(win))
         case WinVerdict.TIE:
             tie = f"{place}{{}} are tied: {{}}, {{}}; their 95 % intervals overlap."
             return fill(tie, tied_names(win), time, _lead(win, shape))
@@ -311,18 +330,17 @@ def _many_shapes(workload: WorkloadFindings, shapes: Sequence[Shape]) -> doc.Tex
     clear = _group_by_variant(shapes, WinVerdict.CLEAR)
     if len(clear) == 1 and sum(map(len, clear.values())) == len(shapes):
         return _everywhere(workload, shapes)
+    if clear and len(shapes) > _FEW_SHAPES:
+        return _count_winners(shapes, clear)
     parts: list[doc.Text] = []
     if clear:
         among = " of the accurate ones" if any(shape.win.disqualified for shape in shapes if shape.win) else ""
-        most = len(clear) if len(clear) <= _MOST_WINNERS + 1 else _MOST_WINNERS
         winners: list[doc.Text] = []
         is_named = False
-        for name, won_shapes in list(clear.items())[:most]:
+        for name, won_shapes in clear.items():
             lead = _leads(won_shapes, is_named=is_named)
             winners.append(fill("{} {} ({})", doc.Code(name), where(won_shapes, len(shapes)), lead))
             is_named = is_named or all(map(_has_speedup, won_shapes))
-        if others := list(clear.values())[most:]:
-            winners.append(f"{len(others)} others in {sum(map(len, others))}")
         parts.append(fill(f"Fastest{among}: {{}}.", doc.join(winners)))
     parts += [*_ties(shapes), *_inconclusive(shapes)]
     unopposed: list[doc.Text] = []
@@ -336,6 +354,20 @@ def _many_shapes(workload: WorkloadFindings, shapes: Sequence[Shape]) -> doc.Tex
     if unopposed:
         parts.append(fill("{}.", doc.join(unopposed)))
     return doc.join(map(_capitalise, parts), separator=" ", last=" ")
+
+
+def _count_winners(shapes: Sequence[Shape], clear: Mapping[str, Sequence[Shape]]) -> doc.Text:
+    """Return in how many shapes the most frequent winner is fastest, and what the others are: a table names them."""
+    (name, won_shapes), *others = clear.items()
+    lead = _leads(won_shapes)
+    count = f"{{}} is {_fastest(shapes)} in {len(won_shapes)} of {len(shapes)} shapes ({{}})"
+    winners: list[doc.Text] = [fill(count, Code(name), lead)]
+    if others:
+        other = Code(others[0][0]) if len(others) == 1 else f"{len(others)} others"
+        winners.append(fill(f"{{}} in {sum(len(won) for _, won in others)}", other))
+    verdicts = Counter(shape.win.verdict for shape in shapes if shape.win)
+    rest = [f"{n} {words[n > 1]}" for verdict, words in _OTHERWISE.items() if (n := verdicts[verdict])]
+    return fill("{}{}.", doc.join(winners, last=", "), fill("; {}", doc.join(rest)) if rest else "")
 
 
 def _group_by_variant(shapes: Iterable[Shape], verdict: WinVerdict) -> dict[str, list[Shape]]:
@@ -403,7 +435,7 @@ def _ties(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
     wins = [(shape, shape.win) for shape in shapes if shape.win and shape.win.verdict == WinVerdict.TIE]
     groups = grouped((frozenset(case.variant for case in win.tied), (shape, win)) for shape, win in wins)
     ordered = sorted(groups.values(), key=lambda group: -len(group))
-    named = ordered if len(ordered) <= _MOST_WINNERS + 1 else ordered[:_MOST_WINNERS]
+    named = ordered if len(ordered) <= _MOST_NAMED + 1 else ordered[:_MOST_NAMED]
     for group in named:
         yield fill("{} are tied {}.", tied_names(group[0][1]), where([shape for shape, _ in group], len(shapes)))
     if others := ordered[len(named) :]:
@@ -413,7 +445,7 @@ def _ties(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
 def _inconclusive(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
     """Say where the lowest time is not reported as the fastest; of more than two shapes, only how many they are."""
     undecided = [(shape, shape.win) for shape in shapes if shape.win and shape.win.verdict == WinVerdict.INCONCLUSIVE]
-    if len(undecided) > (1 if len(shapes) > selection.SHAPES else _MOST_WINNERS):
+    if len(undecided) > (1 if len(shapes) > selection.SHAPES else _MOST_NAMED):
         place = (
             name_shapes(len(undecided))
             if len(undecided) == len(shapes)

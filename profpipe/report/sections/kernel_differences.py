@@ -11,7 +11,7 @@ from profpipe.analysis.kernel_differences import VAGUE_CLASSES, KernelComparison
 from profpipe.analysis.pairs import PairFindings
 from profpipe.job import readable
 from profpipe.report import document as doc
-from profpipe.report.labels import fill, plural, shorten
+from profpipe.report.labels import fill, plural, short_names, shorten
 from profpipe.report.units import Unit, count, rounded, signed, time_unit
 from profpipe.results.manifest import NoCaptures, PairsEntry
 from profpipe.results.schema import KernelChange, Verdict
@@ -236,15 +236,16 @@ def kernel_rows(
         doc.number("a", "A", unit), doc.number("b", "B", unit),
         doc.number("part", "B - A", unit.signed()), doc.words("range", "in single captures"),
     ]  # fmt: skip
-    rows: list[list[doc.Content]] = [_row(kernel, unit, write_change(kernel)) for kernel in shown]
+    short = short_names((kernel.name for kernel in shown), _IN_TABLE)
+    rows: list[list[doc.Content]] = [_row(kernel, short, unit, write_change(kernel)) for kernel in shown]
     if others:
         rows.append(_sum_row(plural(len(others), "other kernel"), sum(kernel.part_ns for kernel in others)))
     return columns, rows
 
 
-def _row(kernel: KernelDifference, unit: Unit, change: str) -> list[doc.Content]:
+def _row(kernel: KernelDifference, short: Mapping[str, str], unit: Unit, change: str) -> list[doc.Content]:
     is_exchanged = kernel.change is KernelChange.EXCHANGED
-    name = _exchange(kernel, _IN_TABLE) if is_exchanged else doc.Code(shorten(kernel.name, _IN_TABLE))
+    name = _exchange(kernel, _IN_TABLE) if is_exchanged else doc.Code(short[kernel.name])
     is_other_class = kernel.change is KernelChange.CLASS
     classes = f"{kernel.a.kernel_class} → {kernel.b.kernel_class}" if is_other_class else kernel.kernel_class
     if kernel.judgement:

@@ -285,7 +285,7 @@ class _TableWriter:
         if unit.size == 1.0 and value.subject.startswith("cosine"):
             return doc.TableCell(text=cosine(cell.value), flags=flags)
         # Heads and tokens are counted, not measured.
-        is_count = stored == "1" and cell.value.is_integer()
+        is_count = stored in ("", "1") and cell.value.is_integer()
         return doc.TableCell(cell.value, flags=flags, unit=COUNT if is_count and unit.size == 1.0 else unit)
 
 

@@ -23,10 +23,10 @@ _MOST_NAMES = 2
 
 
 def times(workload: WorkloadFindings, explains_flags: bool = True) -> doc.Section:
-    """Return the times, what they are, and one line per flag."""
+    """Return the times, what they are, and one line per flag; among several workloads neither flags nor winners."""
     lines = doc.Bullets(tuple(explanations([workload]) if explains_flags else ()))
     context = doc.join(filter(None, (_context(workload), _found_steps(workload))), last=" ")
-    blocks: list[doc.Block] = [doc.Paragraph(context), *_tables(workload), lines]
+    blocks: list[doc.Block] = [doc.Paragraph(context), *_tables(workload, explains_flags), lines]
     return doc.make_section("times", "Times", blocks, workload=workload.name)
 
 
@@ -71,16 +71,18 @@ def _found_steps(workload: WorkloadFindings) -> doc.Text:
     )
 
 
-def _tables(workload: WorkloadFindings) -> Iterator[doc.TableBlock]:
+def _tables(workload: WorkloadFindings, is_alone: bool) -> Iterator[doc.TableBlock]:
     cases = [case for shape in workload.shapes for case in shape.timed]
     if not workload.compare or len(workload.shapes) == 1:
         is_of_steps = workload.timed_quantity == "step"
         if len(cases) > 1 or (cases and cases[0].flags) or (is_of_steps and not _is_in_headline(workload)):
             yield every_case(workload, cases)
         return
-    if grid := winner_grid(workload):
+    grid = winner_grid(workload) if len(workload.shapes) > selection.SHAPES else None
+    has_grid = grid is not None and len(grid.columns) >= _LEAST_COLUMNS
+    if grid and has_grid and is_alone:
         yield grid
-    yield fastest_by_shape(workload, doc.OnPage.DETAILS if grid else doc.OnPage.SUMMARY)
+    yield fastest_by_shape(workload, doc.OnPage.DETAILS if has_grid else doc.OnPage.SUMMARY)
 
 
 def every_case(workload: WorkloadFindings, cases: Sequence[CaseResult]) -> doc.TableBlock:
@@ -178,19 +180,23 @@ def _flags_of(workload: WorkloadFindings, shape: Shape) -> doc.Text:
 
 # --- many shapes -----------------------------------------------------------------------------------------------------
 
+#: Shapes from which on the winners have a table, and its columns where it stands for the longer one.
+_LEAST_SHAPES, _LEAST_COLUMNS = 3, 3
+
 
 def winner_grid(workload: WorkloadFindings) -> doc.TableBlock | None:
-    """Return the winners with the running axis as rows and the other axes as columns; None for few shapes."""
-    axis = running_axis(shape.axes for shape in workload.shapes)
-    if axis is None or len(workload.shapes) <= selection.SHAPES:
+    """Return the winners, with the running or the last axis as rows and the others as columns; None for few shapes."""
+    axes = workload.varying_shape
+    axis = running_axis(shape.axes for shape in workload.shapes) or (axes[-1] if axes else None)
+    if axis is None or not workload.compare or len(workload.shapes) < _LEAST_SHAPES:
         return None
     by_group = grouped((without(shape.axes, axis), (dict(shape.axes)[axis], shape)) for shape in workload.shapes)
     groups = {others: dict(by_group[others]) for others in selection.groups(workload, axis)}
-    if len(groups) < 2:
-        return None
-    values = sorted({value for by_value in groups.values() for value in by_value if is_number(value)})
+    values = list(dict.fromkeys(dict(shape.axes)[axis] for shape in workload.shapes))
+    if all(map(is_number, values)):
+        values.sort()
     columns = [doc.label(axis)]
-    columns += [doc.label(in_words(others), selection.column(others)) for others in groups]
+    columns += [doc.label(in_words(others), selection.column(others) or "fastest") for others in groups]
     rows = [
         (doc.TableCell(text=as_text(value)), *(_winner(by_value.get(value)) for by_value in groups.values()))
         for value in values
@@ -232,18 +238,21 @@ def tied_names(win: Win) -> doc.Text:
 def doubt_text(doubt: Doubt) -> doc.Text:
     """Return why the lowest time is not reported as the fastest."""
     cases, flags = [doc.Code(variant) for variant in doubt.variants], " and ".join(doubt.flags)
+    apart: doc.Text = ""
+    if doubt.ratios:
+        apart = fill("; the lead is {}, the clocks differ by {}", *map(ratio, doubt.ratios))
     match doubt.cause:
         case DoubtCause.NOT_COMPARED:
             return "no result was compared with the reference"
         case DoubtCause.INACCURATE:
             return f"its result is {flags}" + (", and no other is accurate" if len(cases) > 1 else "")
         case DoubtCause.FLAGGED:
-            return fill(f"{{}} has the flag{'s' * (len(doubt.flags) > 1)} {flags}", *cases)
+            return fill(f"{{}} has the flag{'s' * (len(doubt.flags) > 1)} {flags}{{}}", *cases, apart)
         case DoubtCause.NO_INTERVAL:
             return fill("{} has too few samples for a 95 % interval", *cases)
         case DoubtCause.CLOCKS:
             best, other = (doc.Amount(hz, _MHZ) for hz in doubt.clocks_hz)
-            return fill("the GPU ran at {} for {} and at {} for {}", best, cases[0], other, cases[1])
+            return fill("the GPU ran at {} for {} and at {} for {}{}", best, cases[0], other, cases[1], apart)
         case DoubtCause.UNLIKE_NODES:
             facts = (
                 fill(f"{fact} {{}}", doc.join((value or "none" for value in values), most=MOST_NAMES))
@@ -251,7 +260,7 @@ def doubt_text(doubt: Doubt) -> doc.Text:
             )
             return fill("its cases ran on unlike nodes: {}", doc.join(facts))
         case DoubtCause.NODE_SPREAD:
-            apart: doc.Text = "how far these lie apart is not known"
+            apart = "how far these lie apart is not known"
             if spread := doubt.spread:
                 varies = f"{{}} varies by {{}} between {spread.nodes} nodes"
                 apart = fill(varies, doc.Code(readable(spread.case)), percent(spread.ratio))
