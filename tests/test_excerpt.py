@@ -5,8 +5,8 @@ from report_study import analyze, grid, made_up, metric_row, tables, write_page
 
 from profpipe import plugins
 from profpipe.report import selection
-from profpipe.report.document import TableBlock, plain
-from profpipe.report.sections import times
+from profpipe.report.document import Bullets, TableBlock, plain
+from profpipe.report.sections import headline, times
 from profpipe.results.schema import Tables, concat
 
 TEMPLATE = plugins.builtin_folder("templates") / "SUMMARY.md.j2"
@@ -145,6 +145,10 @@ def test_a_grid_names_ties_doubtful_wins_and_unopposed_cases():
     winners = [row[1] for row in grid(times.winner_grid(only((data, run))))[1:]]
     assert winners[:3] == ["tie: `b` and `a` 1.02x", "`b` 1.05x, in doubt", "`b`, alone"]
     assert winners[-1] == "`a`, alone"
+    first = headline.headline(only((data, run)), title="At a glance")
+    sentences = [plain(item) for block in first.blocks if isinstance(block, Bullets) for item in block.items]
+    assert sentences[0] == "In doubt at seqlen 256, mode fwd, heads 8: b has the flag other_process."
+    assert sentences[2].startswith("2 other winners in doubt: the times say why.")
 
 
 def test_all_that_are_level_share_a_cell_of_the_grid():

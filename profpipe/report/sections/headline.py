@@ -75,12 +75,11 @@ def headline(
 ) -> doc.Section:
     """Return the answer to the workload's question, its picture, then remarks on it; of several, also the winners."""
     strong = doc.Paragraph(doc.Strong(answer(workload))) if has_answer else None
-    blocks = (
-        strong,
-        times.winner_grid(workload) if title else None,
-        picture,
-        doc.Bullets(tuple(_remarks(workload)), drawn=_drawn(workload)),
-    )
+    winners = {(shape.win.verdict, shape.win.best.variant) for shape in workload.shapes if shape.win}
+    grid = times.winner_grid(workload) if title and len(winners) > 1 else None
+    doubts = _explain_doubts(workload.shapes) if grid else ()
+    bullets = doc.Bullets((*doubts, *_remarks(workload)), drawn=_drawn(workload))
+    blocks = (strong, grid, picture, bullets)
     return doc.make_section("headline", title, blocks, workload=workload.name)
 
 
@@ -457,6 +456,15 @@ def _inconclusive(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
         place = literal(in_words(shape.axes))
         sentence = f"{{}} has the lowest time at {place}. It is not reported as the fastest: {{}}."
         yield fill(sentence, doc.Code(win.best.variant), doubt_of(win))
+
+
+def _explain_doubts(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
+    """Yield why the first winners in doubt are, and how many others."""
+    undecided = [(shape, shape.win) for shape in shapes if shape.win and shape.win.verdict is WinVerdict.INCONCLUSIVE]
+    for shape, win in undecided[:_MOST_NAMED]:
+        yield fill(f"In doubt at {literal(in_words(shape.axes))}: {{}}.", doubt_of(win))
+    if (more := len(undecided) - _MOST_NAMED) > 0:
+        yield fill(f"{plural(more, 'other winner')} in doubt: {{}} say why.", doc.Link("the times", "#times"))
 
 
 # --- accuracy --------------------------------------------------------------------------------------------------------
