@@ -119,7 +119,7 @@ def answer(workload: WorkloadFindings) -> doc.Text:
         return doc.join([sentence for sentence in sentences if sentence], separator=" ", last=" ")
     if workload.whole is None:
         return _many_shapes(workload, judged)
-    of_whole = f"The shapes are those of {literal(workload.whole[1])}, not of its parts."
+    of_whole = f"Compared is {literal(workload.whole[1])}."
     return fill(f"{{}} {of_whole}", _many_shapes(workload, judged))
 
 
@@ -356,17 +356,24 @@ def _many_shapes(workload: WorkloadFindings, shapes: Sequence[Shape]) -> doc.Tex
 
 
 def _count_winners(shapes: Sequence[Shape], clear: Mapping[str, Sequence[Shape]]) -> doc.Text:
-    """Return in how many shapes the most frequent winner is fastest, and what the others are: a table names them."""
+    """Return in how many shapes the most frequent winner is fastest, which others are, and what the rest is."""
     (name, won_shapes), *others = clear.items()
-    lead = _leads(won_shapes)
     count = f"{{}} is {_fastest(shapes)} in {len(won_shapes)} of {len(shapes)} shapes ({{}})"
-    winners: list[doc.Text] = [fill(count, Code(name), lead)]
-    if others:
-        other = Code(others[0][0]) if len(others) == 1 else f"{len(others)} others"
-        winners.append(fill(f"{{}} in {sum(len(won) for _, won in others)}", other))
+    winners: list[doc.Text] = [fill(count, Code(name), _leads(won_shapes))]
+    most = len(others) if len(others) <= _MOST_NAMED + 1 else _MOST_NAMED
+    for other, won in others[:most]:
+        place = f" ({in_words(won[0].axes)})" if len(won) == 1 else ""
+        winners.append(fill(f"{{}} in {len(won)}{place}", Code(other)))
+    if more := [won for _, won in others[most:]]:
+        winners.append(f"{len(more)} others in {sum(map(len, more))}")
     verdicts = Counter(shape.win.verdict for shape in shapes if shape.win)
-    rest = [f"{n} {words[n > 1]}" for verdict, words in _OTHERWISE.items() if (n := verdicts[verdict])]
-    return fill("{}{}.", doc.join(winners, last=", "), fill("; {}", doc.join(rest)) if rest else "")
+    rest: list[doc.Text] = [f"{n} {words[n > 1]}" for verdict, words in _OTHERWISE.items() if (n := verdicts[verdict])]
+    tied = [shape for shape in shapes if shape.win and shape.win.verdict is WinVerdict.TIE]
+    groups = {frozenset(case.variant for case in shape.win.tied) for shape in tied if shape.win}
+    if len(groups) == 1 and tied[0].win:
+        lead = fill(" ({})", _leads(tied, is_named=True)) if all(map(_has_speedup, tied)) else ""
+        rest[0] = fill(f"{{}} are tied in {len(tied)}{{}}", tied_names(tied[0].win), lead)
+    return fill("{}{}.", doc.join(winners), fill("; {}", doc.join(rest)) if rest else "")
 
 
 def _group_by_variant(shapes: Iterable[Shape], verdict: WinVerdict) -> dict[str, list[Shape]]:
