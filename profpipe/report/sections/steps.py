@@ -52,6 +52,9 @@ PART_NAMES: Mapping[StepPart, str] = {
     StepPart.IDLE_OTHER: "idle: cause unknown",
 }
 
+#: What the calls of a request leave over is named from this share of it on.
+_LEAST_REST_OF_CALLS = 0.02
+
 #: Waiting for other ranks is in the first sentence from this share of a step on, if it is more than the transfer.
 _LEADING_WAIT = 0.1
 
@@ -268,12 +271,15 @@ def whole_program(case_steps: CaseSteps, profiler: str) -> Iterator[doc.Text]:
     if request is not None:
         ns, number, calls = request
         decodes = case_steps.decodes and calls[case_steps.module][0] >= _FEWEST_TOKENS
-        held = []
+        held, rest_ns = [], ns
         for name, (n, call_ns) in calls.items():
             one = case_steps.times[profiler].ns if name == case_steps.module else call_ns
             label = "tokens" if decodes and name == case_steps.module else name if name == PREFILL else doc.Code(name)
             said = "{} {}" if n == 1 else f"{n} {{}} at {{}}" if label == "tokens" else f"{n} calls of {{}} at {{}}"
             held.append(fill(said, label, duration(one, step_unit([one]))))
+            rest_ns -= n * one
+        if rest_ns > _LEAST_REST_OF_CALLS * ns:
+            held.append(fill("{} of longer calls and other work", duration(rest_ns, step_unit([ns]))))
         noun = "A request" if decodes else "An iteration of the program"
         yield fill(f"{noun} takes {{}} (median of {number}): {{}}.", duration(ns, step_unit([ns])), doc.join(held))
     elif kinds:
