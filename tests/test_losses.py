@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 
 from profpipe.analysis.losses import Observation, compare, read_observation
@@ -34,6 +35,19 @@ def test_the_same_curve_is_the_same():
 )
 def test_what_lies_outside_of_the_spread_is_refused(changed, harm):
     assert compare({0: program(0, **changed)}, UNCHANGED).harm.startswith(harm)
+
+
+def test_chance_seldom_refuses_a_change_that_draws_other_random_numbers():
+    chance = np.random.default_rng(0)
+
+    def train():
+        return Observation(losses=(2 + chance.normal(0, 0.2, 50)).tolist())
+
+    def is_refused(processes):
+        return bool(compare({s: train() for s in range(processes)}, {s: train() for s in range(5)}).harm)
+
+    refused = [sum(is_refused(processes) for _ in range(400)) / 400 for processes in (1, 2)]
+    assert max(refused) < 0.08
 
 
 def test_a_loss_that_is_no_number_is_refused():

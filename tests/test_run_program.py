@@ -2,7 +2,10 @@
 
 import json
 import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import forked
@@ -103,6 +106,30 @@ def test_an_interrupted_run_of_a_program_is_resumed_from_any_folder(project):
     (run / "raw" / "train" / "plain" / "job.jsonl").unlink()
     profpipe(project.parent, "resume", run)
     assert [each["cwd"] for each in seen(project)] == [str(project)] * 2
+
+
+@pytest.mark.slow
+def test_a_program_that_was_interrupted_in_its_steps_counts_once(tmp_path, stub_torch):
+    text = "import time, torch\nnet = torch.nn.Linear(2, 2); opt = torch.optim.SGD(net.parameters(), 0.1)\n"
+    text += "for step in range(40): time.sleep(0.02); opt.step(); print(step, flush=True)\n"
+    (tmp_path / "train.py").write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "profpipe", "run", "-p", "plain", "--", sys.executable, "train.py"]
+    env = {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]]),
+    }
+    null = subprocess.DEVNULL
+    with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=null, stderr=null) as process:
+        log = tmp_path / "out" / "latest" / "raw" / "train" / "plain" / "log.txt"
+        deadline = time.monotonic() + 60
+        while not (log.exists() and "20" in log.read_text().split()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+    assert process.returncode == 130
+    profpipe(tmp_path, "resume", "out/latest")
+    steps = rows(tmp_path / "out" / "latest" / "steps.parquet")
+    assert len({row["process"] for row in steps}) == 1 and len(steps) >= 39
 
 
 @pytest.mark.slow

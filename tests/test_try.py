@@ -103,3 +103,9 @@ def test_a_program_without_torch_says_why_nothing_was_tried(tmp_path):
     profpipe(tmp_path, "try", "-q", "--", sys.executable, "p.py")
     page = (tmp_path / "out" / "latest" / "SUMMARY.md").read_text(encoding="utf-8")
     assert "**No change was tried: the program calls no module of torch, or makes no steps.**" in page
+
+
+@pytest.mark.slow
+def test_a_program_that_fails_is_a_failure(tmp_path):
+    (tmp_path / "p.py").write_text("import torch; raise SystemExit('no data')", encoding="utf-8")
+    profpipe(tmp_path, "try", "-q", "--", sys.executable, "p.py", exit_code=1)

@@ -152,6 +152,9 @@ def _judge_pairs(folder: Path, data: Tables, manifest: Manifest, findings: PairF
     """Return the result of an `ab` run."""
     timed = data.cases[data.cases["profiler"] == "plain"]
     is_bad = timed["status"].isin([*schema.FAILED, Status.INTERRUPTED.value]).any()
+    tried = manifest.ab.tried if manifest.ab else None
+    if tried is not None and not tried.unchanged.ns:
+        is_bad = is_bad or any(job.status.is_failure and job.returncode != 0 for job in manifest.jobs)
     # A capture that failed costs no verdict: the page names it.
     is_bad = is_bad or not all(kernel_differences.is_of_capture(refused.source) for refused in manifest.refused)
     code = choose_exit_code(findings.gate, bool(is_bad))

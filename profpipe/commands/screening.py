@@ -35,8 +35,8 @@ from profpipe.runner.session import Session
 from profpipe.runner.sides import PairSide
 from profpipe.stdio import visible_line
 
-#: Unchanged processes, each under its own seed: where the budget is short, fewer. The pairs have eight seeds.
-_SEEDS, _FEWER_SEEDS = 5, 3
+#: Unchanged processes, each under its own seed. The pairs have eight seeds.
+_SEEDS: Final = 5
 #: Processes of a change that may pay.
 _PROCESSES: Final = 2
 #: A process of a change may take so many times as long as the unchanged one, and so many seconds more, or this part of
@@ -265,9 +265,7 @@ class _Screening:
         """Run the program as it is under each seed."""
         first = self._run("unchanged", self._a, 0)
         count = len([change for change in self._changes.values() if change.outcome is TryOutcome.PLANNED])
-        wanted_s = (_SEEDS + count + self._in_pairs) * first.seconds
-        seeds = _SEEDS if self._spent_s + wanted_s <= self._tried.budget_s else _FEWER_SEEDS
-        entries = {0: first, **{seed: self._run("unchanged", self._a, seed) for seed in range(1, seeds)}}
+        entries = {0: first, **{seed: self._run("unchanged", self._a, seed) for seed in range(1, _SEEDS)}}
         failed = [entry for entry in entries.values() if entry.status is not Status.OK]
         entries = {seed: entry for seed, entry in entries.items() if entry.status is Status.OK}
         if len(entries) < _FEWEST_UNCHANGED:
@@ -284,9 +282,10 @@ class _Screening:
         pairs_s = self._in_pairs * self._process_s
         least_s = self._spent_s + min(count, _LEAST_TRIED) * self._process_s + pairs_s
         most_s = max(least_s, self._tried.budget_s)
+        over = f", more than the budget of {self._tried.budget_s:g} s" if least_s > self._tried.budget_s else ""
         self._listener.message(
             f"a process takes {self._process_s:.1f} s, the pairs {pairs_s:.0f} s, all together {least_s:.0f} to"
-            f" {most_s:.0f} s"
+            f" {most_s:.0f} s{over}"
         )
 
     # --- the changes -------------------------------------------------------------------------------------------------

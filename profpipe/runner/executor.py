@@ -167,7 +167,8 @@ def _merge_results(
             path: case for path, case in cases_of_files(profiler.artifacts(result.job)).items() if path.exists()
         }
         for result in results
-        if result.has_files
+        # A program that was stopped is run again whole.
+        if result.has_files and not (job.script is None and result.pending and result is not results[-1])
     }
     attempted_again = {
         path: result.retried

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -45,6 +46,11 @@ def _answer(findings: PairFindings, settings: PairsEntry, tried: TryEntry) -> st
     names, count = " and ".join(change.name for change in chosen), plural(len(chosen), "change")
     if not chosen:
         measured = any(change.ns for change in tried.changes)
+        refused = [c for c in tried.changes if c.outcome is TryOutcome.REFUSED and c.ns and tried.unchanged.ns]
+        if measured and refused:
+            best = min(refused, key=lambda change: change.ns or math.inf)
+            gain = ratio((tried.unchanged.ns or 0.0) / (best.ns or math.inf))
+            return f"No change is kept. The fastest one, {best.name}, gave {gain} and is refused: {best.reason}."
         return "No change makes the program faster." if measured else f"No change was tried: {_why_none(tried)}."
     if case is None or case.judgement is None:
         return f"{count} may make the program faster: {names}. No pair of processes has measured them together."
