@@ -174,7 +174,8 @@ def _check(args: argparse.Namespace, a: Sequence[Spec], b: Sequence[Spec]) -> No
         raise ConfigError("--aa", "runs A on both sides, so --b has no meaning.", "Leave out --b.")
     if not args.aa and set(a) == set(b):
         which = "neither --a nor --b is given" if not a else "--a and --b are the same"
-        raise ConfigError("--a, --b", f"{which}.", "To measure how often verdicts are false here, add --aa.")
+        remedy = "For example: --a git:main. To measure how often verdicts are false here, add --aa."
+        raise ConfigError("--a, --b", f"{which}.", remedy)
     if args.pairs > arguments.MOST_PAIRS:
         remedy = f"Ask for at most {arguments.MOST_PAIRS}."
         raise ConfigError("--pairs", f"{args.pairs} pairs are too many for an exact test.", remedy)

@@ -245,9 +245,8 @@ def _check_names(overrides: Sequence[str], words: Sequence[str]) -> None:
     for name in (override.partition("=")[0].strip() for override in overrides):
         if name and "." not in name and name not in names:
             hint = did_you_mean(name, names)
-            remedy = (
-                hint if hint.startswith("Did") else f"Write {{{name}}} where its value goes: python train.py {{{name}}}"
-            )
+            remedy = f"Write {{{name}}} where its value goes: python train.py {{{name}}}"
+            remedy = f"{hint} {remedy}" if hint.startswith("Did") else remedy
             raise ConfigError("--set", f"'{name}' is no setting, and no argument is {{{name}}}.", remedy)
 
 

@@ -125,7 +125,7 @@ def read(path: Path, where: str) -> dict[str, Any]:
         studies = plugins.builtin_folder("pipelines").glob("*.yaml")
         remedy = did_you_mean(str(path), [study.stem for study in studies])
         if not remedy.startswith("Did you mean"):
-            remedy = "Name a pipeline file: profpipe run FILE."
+            remedy = "Name a pipeline file: profpipe run FILE. For a program: profpipe run -- python train.py."
         raise ConfigError(where, f"{error.strerror or error}.", remedy) from None
     except UnicodeDecodeError:
         raise ConfigError(where, "is not UTF-8 text.", "Save it as UTF-8.") from None

@@ -154,7 +154,8 @@ def find(name: str | None, out: Path) -> Path:
     remedy = did_you_mean(candidates[0].name, [folder.name for folder in out.glob("*")])
     if not remedy.startswith("Did you mean"):
         remedy = "`profpipe history` lists the runs."
-    raise ConfigError(str(candidates[0]), "is not the folder of a run.", remedy)
+    what = "is not the folder of a run." if any(map(Path.exists, candidates)) else "does not exist."
+    raise ConfigError(str(candidates[0]), what, remedy)
 
 
 def list_unfinished(out: Path) -> Iterator[Path]:
