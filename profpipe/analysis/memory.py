@@ -105,7 +105,8 @@ def find_fit(cases: Sequence[tuple[float, CaseMemory]]) -> Fit | None:
     if slope <= 0 or not room or low <= 0:
         return None
     unused = max(memory.reserved / memory.sum_parts("peak").sum() for _, memory in measured)
-    least = int(high + (room / unused - large.sum()) / slope)
+    # The larger one has run.
+    least = max(int(high + (room / unused - large.sum()) / slope), int(high))
     most = int(high + (room - large.sum()) / slowly.sum())
     fixed = float(large.sum()) - slope * high
     parts = {str(part): float(size) for part, size in growing.sort_values(ascending=False).items()}

@@ -52,6 +52,8 @@ class AllocatorHistory:
             return
         memory._record_memory_history("all", context="alloc", stacks="python", max_entries=_MOST_ENTRIES)
         self._is_on = True
+        # To begin or end another one would empty this one.
+        self._switch, memory._record_memory_history = memory._record_memory_history, self._keep
         if self._modules.are_possible:
             self._modules.install()
         else:
@@ -73,9 +75,13 @@ class AllocatorHistory:
 
     def end(self) -> None:
         """End the history."""
-        self._is_on = False
         self._modules.remove()
-        self._guard("end", self._torch.cuda.memory._record_memory_history, None)
+        if self._is_on:
+            self._is_on, self._torch.cuda.memory._record_memory_history = False, self._switch
+            self._guard("end", self._switch, None)
+
+    def _keep(self, *given: object, **more: object) -> None:
+        self._record.note("the program records its memory too: it has the history of profpipe instead")
 
     def _guard(self, during: str, act: Callable[..., None], *arguments: Any) -> None:
         try:
@@ -97,15 +103,17 @@ class AllocatorHistory:
         self._spent_s += time.monotonic() - began
 
     def _write_failure(self, about: Dict[str, Any]) -> None:
-        number, is_backward = self._places.number(sys._getframe())
-        if not self._places.names[number]:
-            # The thread of autograd has no line: that of the thread which waits in backward() stands for it.
-            main = sys._current_frames().get(threading.main_thread().ident or 0)
-            number, is_backward = self._places.number(main)
+        # The thread of autograd has no line: that of the main thread, which waits in backward(), stands for it.
+        main = sys._current_frames().get(threading.main_thread().ident or 0)
+        number, is_backward = self._places.number(main)
         is_training = is_backward or self._torch.is_grad_enabled()
-        about.update(place=self._places.names[number], is_training=is_training)
-        self._failed.append({**about, "is_autocast": self._torch.is_autocast_enabled()})
-        self._write(self._path.replace(".memory.pickle", ".oom.memory.pickle"))
+        # A backward pass runs after the block of autocast.
+        is_autocast = self._modules.is_autocast or self._torch.is_autocast_enabled()
+        about.update(place=self._places.names[number], is_training=is_training, is_autocast=is_autocast)
+        self._failed.append(about)
+        # The harness does not rename this one.
+        folder, name = os.path.split(self._path.replace(".memory.pickle", ".oom.memory.pickle"))
+        self._write(os.path.join(folder, name.replace("partial-", "")))
 
     def _write(self, path: str) -> None:
         snapshot = self._torch.cuda.memory._snapshot()
@@ -131,6 +139,7 @@ class AllocatorHistory:
             "devices": {device: self._describe(library, device) for device in used},
             "steps": self.steps,
             "tensors": sorted(set(self._tensors())),
+            "most_entries": _MOST_ENTRIES,
             "out_of_memory": self._failed,
         }
 
@@ -155,6 +164,7 @@ class AllocatorHistory:
         gradients = (("gradients", tensor.grad) for kind, tensor in held if kind == "parameters")
         for kind, tensor in itertools.chain(held, (pair for pair in gradients if pair[1] is not None)):
             tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor, which has no storage
+            tensor = tensor._values() if tensor.layout == torch.sparse_coo else tensor
             data_type = str(tensor.dtype).rpartition(".")[2]
             yield tensor.untyped_storage().data_ptr(), tensor.device.index, kind, data_type
 
@@ -200,6 +210,8 @@ def wrap(call: Callable[[], object], case: str, path: str) -> Iterator[Callable[
         recorded.mark(len(recorded.steps))
         return call()
 
-    yield iterate
-    recorded.write()
-    recorded.end()
+    try:
+        yield iterate
+    finally:
+        recorded.write()
+        recorded.end()

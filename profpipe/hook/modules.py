@@ -135,7 +135,11 @@ class ModuleMetadata(ModuleRanges):
     def are_possible(self) -> bool:
         return hasattr(self._torch._C, "_cuda_setMemoryMetadata")
 
+    #: Whether a module was called under autocast.
+    is_autocast = False
+
     def _make_range(self, name: str) -> Any:
+        self.is_autocast = self.is_autocast or self._torch.is_autocast_enabled()
         path = name[len(ranges.MODULE_PREFIX) :].rpartition(":")[0]
         return _Metadata(self._torch._C, path)
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import bisect
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +36,8 @@ Entries: TypeAlias = "Sequence[Mapping[str, Any]]"
 # --- stacks ----------------------------------------------------------------------------------------------------------
 
 _PACKAGES: Final = "/(?:site|dist)-packages/"
+#: A stack that also has the frames of C++ ends with such files, or has "??" for them.
+_PYTHON: Final = re.compile(r"^<|\.py$")
 #: Python, torch, profpipe and code without a file: no frame of theirs is a line of the program.
 _BELOW: Final = re.compile(rf"{_PACKAGES}(?:torch|triton)/|/profpipe/hook/|^<|/python3\.\d+/(?!(?:site|dist)-packages)")
 #: The frames of torch that say in which pass an allocation is: the innermost one counts. The rest are functions that
@@ -55,7 +58,7 @@ class StackReader:
     """Reads stacks, whose frames a snapshot shares. ``folder`` is that of the program."""
 
     def __init__(self, folder: str) -> None:
-        self._folder = f"{folder.rstrip('/')}/"
+        self._prefix = re.compile(rf"^.*{_PACKAGES}" + (rf"|^{re.escape(folder.rstrip('/'))}/" if folder else ""))
         self._frames: dict[int, tuple[str, str, str]] = {}
 
     def read(self, frames: Entries | None) -> dict[str, Any]:
@@ -63,9 +66,10 @@ class StackReader:
 
         ``caller`` is the line that calls the model; ``is_inner``: torch's code makes the block, not the program's.
         """
-        if not frames:
+        read = [self._read_frame(frame) for frame in frames or () if _PYTHON.search(frame["filename"])]
+        if not read:
             return {"during": "backward", "place": "", "operator": "backward", "caller": "", "is_inner": True}
-        kinds, *texts = zip(*map(self._read_frame, frames), strict=True)
+        kinds, *texts = zip(*read, strict=True)
         outside = len(kinds) - kinds[::-1].index("forward") if "forward" in kinds else 0
         # What is computed again inside a backward pass is a part of it.
         inner = next(filter(None, kinds), "other")
@@ -80,7 +84,7 @@ class StackReader:
             path, name = str(frame["filename"]).replace("\\", "/"), str(frame["name"])
             kind = next((kind for kind, pattern in _FRAMES.items() if pattern.search(f"{path} {name}")), "")
             file = path.rpartition("/")[2]
-            short = re.sub(rf"^(?:{re.escape(self._folder)}|.*{_PACKAGES})", "", path)
+            short = self._prefix.sub("", path)
             place = "" if _BELOW.search(path) else f"{file if short == path else short}:{frame['line']}"
             self._frames[id(frame)] = kind, place, file.removesuffix(".py") if name in _UNNAMED else name
         return self._frames[id(frame)]
@@ -187,6 +191,7 @@ def replay(segments: Entries, trace: Entries, stacks: StackReader, rows: int) ->
     Return the blocks from the row ``begin`` to the row ``end``, the bytes in use after the rows, and the regions.
     """
     (state, before), total = _rewind(segments, trace), 0
+    has_stacks = any(entry.get("frames") for entry in trace)
     blocks: list[dict[str, Any]] = []
     used: dict[int, dict[str, Any]] = {}
     allocated: list[int] = []
@@ -197,7 +202,7 @@ def replay(segments: Entries, trace: Entries, stacks: StackReader, rows: int) ->
             used[address] = {
                 "address": address, "asked": size, "size": entry.get("given") or given, "begin": max(row, -1),
                 "end": _HELD, "module": str(entry.get("user_metadata") or ""),
-                **(stacks.read(frames) if row >= 0 or frames else _UNKNOWN),
+                **(stacks.read(frames) if frames or row >= 0 and has_stacks else _UNKNOWN),
             }  # fmt: skip
             blocks.append(used[address])
             total += used[address]["size"]
@@ -317,10 +322,10 @@ class _Device:
         self.failed = [row for row, entry in enumerate(self.trace) if entry["action"] == "oom"]
         blocks, self.allocated, _ = replay(self.segments, self.trace, self.stacks, len(self.trace))
         begins = [at for _, at in facts["steps"]] if "steps" in facts else _ends_of_optimizers(snapshot, device)
-        rows = (bisect.bisect_left(self.times, at) for at in begins)
-        self.steps = [row for row in rows if row < len(self.trace)]
+        rows = {bisect.bisect_left(self.times, at) for at in begins}
+        self.steps = sorted(row for row in rows if row < len(self.trace))
         tensors = {address: (kind, of_type) for address, of, kind, of_type in facts.get("tensors", ()) if of == device}
-        failed = self.failed if self.failure.get("is_training") else []
+        failed = self.failed if self.failure.get("is_training", True) else []
         self.blocks, self.passes = assign_parts(blocks, len(self.trace), self.steps, tensors, failed)
 
     def write_rows(self) -> Iterator[dict[str, Any]]:
@@ -332,10 +337,11 @@ class _Device:
             stack = self.stacks.read(self.trace[row].get("frames"))
             module = re.sub(_COPY, "", str(self.trace[row].get("user_metadata") or ""))
             stack["operator"] = module or stack["operator"]
-            stack["place"] = (row == self.failed[-1] and self.failure.get("place")) or stack["place"]
+            # Autograd's thread has no line.
+            stack["place"] = stack["place"] or (row == self.failed[-1] and self.failure.get("place")) or ""
             yield _row("asked", stack["during"], self.trace[row]["size"], stack["operator"], stack["place"])
         if self.failed:
-            yield from self._write_moment("failure", self.failed[-1], {**self.counters, **self.failure})
+            yield from self._write_moment("failure", self.failed[-1], self.counters)
         if total := self.counters.get("total"):
             may_use = self.failure.get("may_use", self.counters.get("may_use", total))
             yield _row("fact", "capacity", may_use)
@@ -356,14 +362,19 @@ class _Device:
             sums = groups.agg({"bytes": "sum", "blocks": "sum", "place": "first"}).reset_index()
             sums = sums.sort_values("bytes", ascending=False, kind="stable")[: None if of == moment else _MOST_BLOCKS]
             yield from sums[["part", "name", "place", "bytes", "blocks"]].assign(moment=of).to_dict("records")
-        free = state.measure_free(dict(zip(live["address"], live["size"], strict=True)), self.trace[row]["size"])
-        rest = {"rounding": int((live["size"] - live["asked"]).sum()), "outside": _measure_outside(counters), **free}
-        largest, unused = rest.pop("largest"), free["cached"] + free["fragmented"]
+        rest = state.measure_free(dict(zip(live["address"], live["size"], strict=True)), self.trace[row]["size"])
+        largest, unused = rest.pop("largest"), rest["cached"] + rest["fragmented"]
+        rest["rounding"] = int((live["size"] - live["asked"]).sum())
+        if moment == "failure":
+            # The counters are those of the end.
+            counters = {**counters, "reserved_bytes.all.current": int(live["size"].sum()) + unused, **self.failure}
+        rest["outside"] = _measure_outside(counters)
         yield from (_row(moment, part, size) for part, size in rest.items() if size)
         if moment == "failure":
             yield _row("fact", "largest", largest)
-            may_get = max(counters.get("may_use", 0) - int(live["size"].sum()) - unused, 0)
-            yield _row("fact", "free", min(counters.get("free", 0), may_get))
+            if "total" in counters:
+                may_get = max(counters["may_use"] - counters["reserved_bytes.all.current"], 0)
+                yield _row("fact", "free", min(counters["free"], may_get))
             yield from self._advise(live, unused, rest["outside"])
 
     def _advise(self, live: pd.DataFrame, unused: int, outside: int) -> Iterator[dict[str, Any]]:
@@ -434,8 +445,10 @@ def make_tables(snapshot: Mapping[str, Any], facts: Mapping[str, Any], form: str
         rows += [{**row, "device": number} for row in device.write_rows()]
         peak, end = max(device.allocated, default=0), (device.allocated or [0])[-1]
         counted, now = (device.counters.get(f"allocated_bytes.all.{name}") for name in ("peak", "current"))
+        if len(device.trace) >= facts.get("most_entries", math.inf):
+            notes.append(f"the history holds the last {len(device.trace):,} events only: an earlier peak is not in it")
         # A program may have reset the counter of the peak.
-        if (counted or 0) > peak or now not in (None, end):
+        elif (counted or 0) > peak or now not in (None, end):
             notes.append(
                 f"the blocks are {peak} bytes at the peak and {end} at the end; torch counted {counted} and {now}"
             )

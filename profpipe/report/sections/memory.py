@@ -9,6 +9,7 @@ import pandas as pd
 
 from profpipe.analysis.findings import WorkloadFindings
 from profpipe.analysis.memory import CaseMemory, find_fit, find_leading, find_memory
+from profpipe.job import Status
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text, fill, plural
 from profpipe.report.units import percent, size_unit
@@ -37,8 +38,8 @@ _KEYS: Mapping[str, str] = {
 }  # fmt: skip
 _SETTING = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 _ADVICE: Mapping[str, str] = {
-    "checkpoint": "Checkpointing of {} would free about SIZE.",
-    "bfloat16": "Autocast to {} would free about SIZE of activations.",
+    "checkpoint": "Checkpointing of {} would free up to SIZE.",
+    "bfloat16": "Autocast to {} would free up to SIZE of activations.",
     "expandable_segments": "{} would make up to SIZE usable.",
     "outside": "Other processes and CUDA contexts hold SIZE of the GPU.",
 }
@@ -65,43 +66,41 @@ def _memories(workload: WorkloadFindings) -> list[CaseMemory]:
 def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
     """Yield what ran out of memory and what would help, who holds the peak, what grows, and what would fit."""
     memories = _memories(workload)
-    cases = {case.id: case for case in workload.cases}
+    status = {case.id: case.status for case in workload.cases}
+    names = {case.id: fill("{}: ", case_text(case)) if len(status) > 1 else "" for case in workload.cases}
     failed = [memory for memory in memories if len(memory.at("failure"))]
     # What a program caught was no failure; a file says nothing of its program.
-    caught = {memory.case for memory in failed if workload.declared and cases[memory.case].status not in FAILED}
+    caught = [memory for memory in failed if workload.declared and status[memory.case] != Status.OOM]
     for memory in failed:
-        if memory.case not in caught:
-            yield from _describe_failure(memory, case_text(cases[memory.case]) if len(cases) > 1 else "")
+        yield from _describe_failure(memory, names[memory.case]) if memory not in caught else ()
     for memory in sorted(memories, key=lambda memory: -memory.reserved)[:1]:
         if leading := find_leading(memory):
             part, name, place, share = leading
-            said = (
-                f"At the peak of {_size(memory.sum_parts('peak').sum())} {_name(part)}{{}} hold {percent(share)} %{{}}."
-            )
-            yield fill(said, _code(name, " of {}"), _code(place, " ({})"))
+            peak = _size(memory.sum_parts("peak").sum())
+            said = f"{{}}At the peak of {peak} {_name(part)}{{}} hold {percent(share)} %{{}}."
+            yield fill(said, names[memory.case], _code(name, " of {}"), _code(place, " ({})"))
     for memory in memories:
         growth = memory.at("growth").sort_values("bytes", ascending=False)
         if len(growth):
             places = dict.fromkeys(rows["place"].iloc[0] for rows in (growth, memory.at("growth_caller")))
-            said = f"Each step leaves {_size(growth['bytes'].sum())} behind, most of it from {{}}."
-            yield fill(said, doc.join(map(_code, places), last=", called at "))
-    for memory in failed:
-        if memory.case in caught:
-            count = plural(len(memory.at("asked")), "allocation")
-            yield fill(f"{count} failed, and the program went on. The last: {{}}", next(_describe_failure(memory, "")))
+            said = f"{{}}Each step leaves {_size(growth['bytes'].sum())} behind, most of it from {{}}."
+            yield fill(said, names[memory.case], doc.join(map(_code, places), last=", called at "))
+    for memory in caught:
+        then = "before the program did" if status[memory.case] in FAILED else "and the program went on"
+        said = f"{{}}{plural(len(memory.at('asked')), 'allocation')} failed, {then}. The last: {{}}"
+        yield fill(said, names[memory.case], next(_describe_failure(memory, "")))
     yield from _describe_fit(workload, [memory for memory in memories if memory.at("failure").empty])
 
 
-def _describe_failure(memory: CaseMemory, case: doc.Text) -> Iterator[doc.Text]:
+def _describe_failure(memory: CaseMemory, name: doc.Text) -> Iterator[doc.Text]:
     """Yield what asked for memory that was not there, and what held it; then what would have left room."""
     asked, parts, facts = memory.at("asked").iloc[-1], memory.sum_parts("failure"), memory.facts
     held = [f"{_name(part)} {_size(size)}" for part, size in parts[:_MOST_PARTS].items() if size > _LEAST * parts.sum()]
     during = f" in the {_PASSES[asked['part']]}" if asked["part"] in _PASSES else ""
     who = doc.join([doc.Code(text) for text in (asked["name"], asked["place"]) if text], last=" at ")
     left = f", and {_size(facts['free'])} of {_size(facts['capacity'])} were free" if "free" in facts else ""
-    said = f"{{}}out of memory{during}: {{}} asked for {_size(asked['bytes'])}{left}. Held: {{}}."
-    said = said if case else said.replace("{}out", "{}Out", 1)
-    yield fill(said, fill("{}: ", case) if case else "", who, doc.join(held))
+    said = f"{{}}Out of memory{during}: {{}} asked for {_size(asked['bytes'])}{left}. Held: {{}}."
+    yield fill(said, name, who, doc.join(held))
     advice = memory.at("advice").sort_values("bytes", ascending=False)
     unused = float(advice.loc[advice["part"] == "expandable_segments", "bytes"].sum())
     if unused >= asked["bytes"] > facts["largest"]:
