@@ -59,15 +59,22 @@ class StackReader:
 
     def __init__(self, folder: str) -> None:
         self._prefix = re.compile(rf"^.*{_PACKAGES}" + (rf"|^{re.escape(folder.rstrip('/'))}/" if folder else ""))
-        self._frames: dict[int, tuple[str, str, str]] = {}
+        self._frames: dict[int, tuple[str, str, str] | None] = {}
+        self._stacks: dict[tuple[int, ...], dict[str, Any]] = {}
 
     def read(self, frames: Entries | None) -> dict[str, Any]:
         """Return what ``frames``, innermost first, say of a block. Autograd's thread has no frames.
 
         ``caller`` is the line that calls the model; ``is_inner``: torch's code makes the block, not the program's.
         """
-        read = [self._read_frame(frame) for frame in frames or () if _PYTHON.search(frame["filename"])]
-        if not read:
+        # The three replays of a trace meet the same frames.
+        key = tuple(map(id, frames or ()))
+        if key not in self._stacks:
+            self._stacks[key] = self._read_stack([self._read_frame(frame) for frame in frames or ()])
+        return self._stacks[key]
+
+    def _read_stack(self, frames: Sequence[tuple[str, str, str] | None]) -> dict[str, Any]:
+        if not (read := [frame for frame in frames if frame]):
             return {"during": "backward", "place": "", "operator": "backward", "caller": "", "is_inner": True}
         kinds, *texts = zip(*read, strict=True)
         outside = len(kinds) - kinds[::-1].index("forward") if "forward" in kinds else 0
@@ -79,8 +86,10 @@ class StackReader:
         is_inner = not texts[0][0]
         return {"during": outer, "place": place, "operator": operator, "caller": caller, "is_inner": is_inner}
 
-    def _read_frame(self, frame: Mapping[str, Any]) -> tuple[str, str, str]:
-        if id(frame) not in self._frames:
+    def _read_frame(self, frame: Mapping[str, Any]) -> tuple[str, str, str] | None:
+        if id(frame) not in self._frames and not _PYTHON.search(frame["filename"]):
+            self._frames[id(frame)] = None
+        elif id(frame) not in self._frames:
             path, name = str(frame["filename"]).replace("\\", "/"), str(frame["name"])
             kind = next((kind for kind, pattern in _FRAMES.items() if pattern.search(f"{path} {name}")), "")
             file = path.rpartition("/")[2]
@@ -220,11 +229,13 @@ def replay(segments: Entries, trace: Entries, stacks: StackReader, rows: int) ->
             state.remove(address, size)
         if row >= 0:
             allocated.append(total)
-    return pd.DataFrame(blocks, columns=[*_COLUMNS, *_UNKNOWN]), allocated, state
+    # Of a GPU that is not used there are none.
+    frame = pd.DataFrame(blocks, columns=[*_NUMBERS, "module", *_UNKNOWN]).astype(dict.fromkeys(_NUMBERS, np.int64))
+    return frame, allocated, state
 
 
 _UNKNOWN: Final = {"during": "other", "place": "", "operator": "", "caller": "", "is_inner": False}
-_COLUMNS: Final = ("address", "asked", "size", "begin", "end", "module")
+_NUMBERS: Final = ("address", "asked", "size", "begin", "end")
 
 
 # --- whose a block is ------------------------------------------------------------------------------------------------
