@@ -22,6 +22,8 @@ class CaseMemory(NamedTuple):
     """
 
     case: str
+    #: Pairs of a process and a GPU that have one.
+    places: int
     rows: Mapping[str, pd.DataFrame]
     facts: Mapping[str, float]
 
@@ -55,7 +57,8 @@ def find_memory(table: pd.DataFrame, case: str) -> CaseMemory | None:
         source, device = last if moment in ("failure", "failure_block", "asked", "advice", "fact") else highest
         by_moment[str(moment)] = of_moment[(of_moment["source"] == source) & (of_moment["device"] == device)]
     facts = by_moment.get("fact", rows.iloc[:0])
-    return CaseMemory(case, by_moment, dict(zip(facts["part"], facts["bytes"].astype(float), strict=True)))
+    places = len(peaks[["process", "device"]].drop_duplicates())
+    return CaseMemory(case, places, by_moment, dict(zip(facts["part"], facts["bytes"].astype(float), strict=True)))
 
 
 def find_leading(memory: CaseMemory) -> tuple[str, str, str, float] | None:

@@ -77,7 +77,8 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
         if leading := find_leading(memory):
             part, name, place, share = leading
             peak = _size(memory.sum_parts("peak").sum())
-            said = f"{{}}At the peak of {peak} {_name(part)}{{}} hold {percent(share)} %{{}}."
+            holds = "holds" if part == "rounding" else "hold"
+            said = f"{{}}At the peak of {peak} {_name(part)}{{}} {holds} {percent(share)} %{{}}."
             yield fill(said, names[memory.case], _code(name, " of {}"), _code(place, " ({})"))
     for memory in memories:
         growth = memory.at("growth").sort_values("bytes", ascending=False)
@@ -86,8 +87,8 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
             said = f"{{}}Each step leaves {_size(growth['bytes'].sum())} behind, most of it from {{}}."
             yield fill(said, names[memory.case], doc.join(map(_code, places), last=", called at "))
     for memory in caught:
-        then = "before the program did" if status[memory.case] in FAILED else "and the program went on"
-        said = f"{{}}{plural(len(memory.at('asked')), 'allocation')} failed, {then}. The last: {{}}"
+        then = " before the program did" if status[memory.case] in FAILED else ", and the program went on"
+        said = f"{{}}{plural(len(memory.at('asked')), 'allocation')} failed{then}. The last: {{}}"
         yield fill(said, names[memory.case], next(_describe_failure(memory, "")))
     yield from _describe_fit(workload, [memory for memory in memories if memory.at("failure").empty])
 
@@ -156,6 +157,9 @@ def _tables(memory: CaseMemory) -> tuple[doc.TableBlock, ...]:
     moment, title = ("peak", "At the peak") if memory.at("failure").empty else ("failure", "When an allocation failed")
     total = float(memory.sum_parts(moment).sum())
     rows = memory.at(moment)
+    rank, process, device = rows[["rank", "process", "device"]].iloc[0]
+    where = f"GPU {device} of {f'process {process}' if pd.isna(rank) else f'rank {rank}'}"
+    where = f" ({where}, {'the highest' if moment == 'peak' else 'one'} of {memory.places})" * (memory.places > 1)
     is_unused = rows["part"].isin(UNUSED_MEMORY)
     listed = rows[~is_unused].sort_values("bytes", ascending=False)
     rest = listed[_MOST_HOLDERS:].groupby("part", as_index=False)[["bytes", "blocks"]].sum().assign(name="", place="")
@@ -170,7 +174,7 @@ def _tables(memory: CaseMemory) -> tuple[doc.TableBlock, ...]:
     records = pd.concat([listed[:_MOST_HOLDERS], rest, rows[is_unused]]).fillna({"blocks": 0}).to_dict("records")
     blocks = memory.at(f"{moment}_block").to_dict("records")[:_MOST_BLOCKS]
     return (
-        doc.table_of(f"{moment} {memory.case}", records, columns, f"{title}: {_size(total)} in use"),
+        doc.table_of(f"{moment} {memory.case}", records, columns, f"{title}: {_size(total)} in use{where}"),
         doc.table_of(f"{moment}_blocks {memory.case}", blocks, columns, "Largest blocks", doc.OnPage.DETAILS),
     )
 
