@@ -340,7 +340,7 @@ def test_a_program_out_of_memory_runs_once_more_and_its_page_says_what_held_it(t
     files = {path.name.split(".", 2)[2]: path for path in (out / "raw" / "prog" / "memory").glob("*.memory.*")}
     assert sorted(files) == ["memory.json", "memory.pickle", "oom.memory.json", "oom.memory.pickle"]
     # Its forward pass was under autocast, and its failure was not.
-    (failure,) = json.loads(files["memory.json"].read_text())["out_of_memory"]
+    (failure,) = json.loads(files["oom.memory.json"].read_text())["out_of_memory"]
     assert (failure["is_autocast"], failure["place"].partition(":")[0]) == (True, "prog.py")
 
 
