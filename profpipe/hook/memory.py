@@ -1,7 +1,7 @@
 """The history of torch's allocator in this process, and which tensors are parameters and states of optimizers.
 
-``capture.4711.memory.pickle`` is a snapshot of torch, which torch's viewer shows too. ``.memory.json`` beside it holds
-the facts that a snapshot lacks: addresses of tensors, begins of steps (us since the epoch, as in the snapshot), torch's
+``capture.4711.memory.pickle`` is a snapshot of torch, which torch's viewer shows too. Its key ``profpipe`` has the facts
+that a snapshot lacks, as JSON: addresses of tensors, begins of steps (us since the epoch, as in the snapshot), torch's
 counters, and what the driver says of the device. What runs out of memory leaves ``capture.4711.oom.memory.pickle``.
 """
 
@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 from profpipe.hook import clock, record, settings
 from profpipe.hook.host import Places
@@ -54,7 +54,7 @@ class AllocatorHistory:
         self._is_on = True
         # To begin or end another one would empty this one.
         self._switch, memory._record_memory_history = memory._record_memory_history, self._keep
-        if self._modules.are_possible:
+        if hasattr(self._torch._C, "_cuda_setMemoryMetadata"):
             self._modules.install()
         else:
             self._record.note(f"{what} does not keep the module of an allocation: activations have lines only")
@@ -116,22 +116,9 @@ class AllocatorHistory:
         self._write(os.path.join(folder, name.replace("partial-", "")))
 
     def _write(self, path: str) -> None:
-        snapshot = self._torch.cuda.memory._snapshot()
-        # Renamed when complete, so that the file of a killed process is not read. The facts are complete first.
-        with open(f"{path}.facts", "w", encoding="utf-8") as file:
-            json.dump(self._facts(), file)
-        folder, name = os.path.split(path)
-        # The harness renames the pickle alone.
-        name = name.replace("partial-", "").replace(".memory.pickle", ".memory.json")
-        os.replace(f"{path}.facts", os.path.join(folder, name))
-        with open(f"{path}.part", "wb") as pickled:
-            pickle.dump(snapshot, pickled)
-        os.replace(f"{path}.part", path)
-
-    def _facts(self) -> Dict[str, Any]:
         library = self._torch.cuda
         used = [device for device in range(library.device_count()) if library.max_memory_reserved(device)]
-        return {
+        facts = {
             "pid": self._pid,
             "rank": settings.rank(),
             "torch": str(self._torch.__version__),
@@ -142,6 +129,10 @@ class AllocatorHistory:
             "most_entries": _MOST_ENTRIES,
             "out_of_memory": self._failed,
         }
+        # A text, as torch's viewer reads few types. Renamed when complete: the file of a killed process is not read.
+        with open(f"{path}.part", "wb") as file:
+            pickle.dump({**library.memory._snapshot(), "profpipe": json.dumps(facts)}, file)
+        os.replace(f"{path}.part", path)
 
     def _describe(self, library: Any, device: int) -> Dict[str, Any]:
         free, total = library.mem_get_info(device)
@@ -169,25 +160,20 @@ class AllocatorHistory:
             yield tensor.untyped_storage().data_ptr(), tensor.device.index, kind, data_type
 
 
-_HISTORY: Optional[AllocatorHistory] = None
+#: That of this process, once ``start`` has made it.
+HISTORY: Any = None
 
 
 def start(torch: Any, given: HookSettings, hook_record: HookRecord) -> None:
     """Begin the history when this process first uses the GPU. At the end of the process it is written."""
-    global _HISTORY
+    global HISTORY
     number = settings.rank()
     process = f"rank{number}" if number is not None else str(os.getpid())
     path = os.path.join(given.folder, f"{given.stem}.{given.place}{process}.memory.pickle")
-    _HISTORY = AllocatorHistory(torch, path, hook_record)
+    HISTORY = AllocatorHistory(torch, path, hook_record)
     # It calls the function at once where the GPU is in use.
-    torch.cuda._lazy_call(_HISTORY.begin)
-    record.at_end(_HISTORY.write)
-
-
-def history() -> AllocatorHistory:
-    """Return the history of this process, which ``start`` has made."""
-    assert _HISTORY is not None
-    return _HISTORY
+    torch.cuda._lazy_call(HISTORY.begin)
+    record.at_end(HISTORY.write)
 
 
 # --- scripts ---------------------------------------------------------------------------------------------------------

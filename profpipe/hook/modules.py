@@ -131,10 +131,6 @@ class ModuleRanges:
 class ModuleMetadata(ModuleRanges):
     """Has torch's allocator keep the path of the module that is called with what is allocated."""
 
-    @property
-    def are_possible(self) -> bool:
-        return hasattr(self._torch._C, "_cuda_setMemoryMetadata")
-
     #: Whether a module was called under autocast.
     is_autocast = False
 

@@ -1,4 +1,4 @@
-"""Divide the memory of a GPU by who holds it, from torch's snapshot and the facts that the start-up hook writes.
+"""Divide the memory of a GPU by who holds it, from torch's snapshot and the facts that the start-up hook adds.
 
 A snapshot has the blocks at its end and the trace of what came before: which address was given out for how many bytes,
 and which was given back. Going back through the trace gives the blocks at its begin. From there on the allocator is
@@ -18,18 +18,15 @@ A pass shows in the Python stack: ``Module.__call__``, a file of ``torch.optim``
 from __future__ import annotations
 
 import bisect
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pandas as pd
 
-from profpipe.errors import UnreadableFile
-from profpipe.results import atomic, schema
+from profpipe.results import schema
 
 Entries: TypeAlias = "Sequence[Mapping[str, Any]]"
 
@@ -305,20 +302,6 @@ _LEAST_STEPS: Final = 3
 _LEAST_GROWTH: Final = 1 << 20
 
 
-def read_facts(snapshot: Path) -> dict[str, Any]:
-    """Return the facts that the start-up hook has written beside ``snapshot``; empty where there are none."""
-    name = snapshot.name.removesuffix(".gz")
-    path = snapshot.with_name(name.replace(".memory.pickle", ".memory.json"))
-    if path.name == name or not path.exists():
-        return {}
-    try:
-        facts: dict[str, Any] = json.loads(atomic.read_regular(path))
-        return facts
-    except (ValueError, OSError, RecursionError) as error:
-        what = f"has damaged facts beside it ({path.name}: {error})"
-        raise UnreadableFile(snapshot, what, "Record the program again.") from error
-
-
 class _Device:
     """The memory of a device, and the rows of the table that it makes."""
 
@@ -368,9 +351,10 @@ class _Device:
         # Layers that differ in their number only are one holder.
         alike = live.assign(name=live["name"].str.replace(_NUMBER, ".*", regex=True))
         alike = alike.sort_values("asked", ascending=False, kind="stable")
-        for of, keys in ((moment, ["part", "name"]), (f"{moment}_block", ["part", "name", "asked"])):
+        by_part, by_block = (moment, ["part", "name"], "sum"), (f"{moment}_block", ["part", "name", "asked"], "first")
+        for of, keys, how in (by_part, by_block):
             groups = alike.assign(bytes=alike["asked"], blocks=1).groupby(keys, sort=False)
-            sums = groups.agg({"bytes": "sum", "blocks": "sum", "place": "first"}).reset_index()
+            sums = groups.agg({"bytes": how, "blocks": "sum", "place": "first"}).reset_index()
             sums = sums.sort_values("bytes", ascending=False, kind="stable")[: None if of == moment else _MOST_BLOCKS]
             yield from sums[["part", "name", "place", "bytes", "blocks"]].assign(moment=of).to_dict("records")
         rest = state.measure_free(dict(zip(live["address"], live["size"], strict=True)), self.trace[row]["size"])
@@ -398,9 +382,9 @@ class _Device:
             yield _row("advice", "checkpoint", by_layer.sum() - by_layer.max(), re.sub(_COPY, "", f"{path}.*"))
         types = live[live["part"] == "parameters"].groupby("name")["size"].sum()
         if types.get("float32", 0) > types.sum() / 2 and not self.failure.get("is_autocast"):
-            yield _row("advice", "bfloat16", kept["size"].sum() / 2)
+            yield _row("advice", "bfloat16", kept["size"].sum() / 2, "bfloat16")
         if not any(segment.get("is_expandable") for segment in self.segments):
-            yield _row("advice", "expandable_segments", unused)
+            yield _row("advice", "expandable", unused, "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
         if self.failure.get("free", 0) < self.failure.get("asked", 0):
             yield _row("advice", "outside", outside)
 
@@ -427,9 +411,9 @@ class _Device:
         left = held.pivot_table(index="at", columns="step", values="size", aggfunc="sum")
         left = left.dropna().min(axis=1) if len(left.columns) == _LEAST_STEPS else pd.Series(dtype=float)
         if first > 0 and left.sum() >= max(_LEAST_GROWTH, max(self.allocated) / 1000):
-            yield from (_row("growth", "kept", size, "", str(place)) for place, size in left.items())
-            by_caller = held[held["at"].isin(left.index)].groupby("caller")["size"].sum()
-            yield _row("growth_caller", "kept", by_caller.max() / _LEAST_STEPS, "", str(by_caller.idxmax()))
+            for place, size in left.items():
+                by_caller = held[held["at"] == place].groupby("caller")["size"].sum()
+                yield _row("growth", "kept", size, str(by_caller.idxmax()), str(place))
 
 
 def _row(moment: str, part: str, size: float, name: str = "", place: str = "") -> dict[str, Any]:

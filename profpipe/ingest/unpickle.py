@@ -32,6 +32,7 @@ _ENTRY = {**_TEXT, "action": str, "size": int, "addr": int, "time_us": int}
 SNAPSHOT = {
     "segments": [_SEGMENT],
     "device_traces": [[_ENTRY]],
+    "profpipe": str,
     "external_annotations": [{"stage": str, "name": str, "device": int, "time_us": int}],
 }
 _REQUIRED = {"segments", "device_traces", "total_size", "blocks", "size", "state", "action", "filename", "line", "name"}

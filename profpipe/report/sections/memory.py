@@ -36,11 +36,10 @@ _KEYS: Mapping[str, str] = {
     "parameters": "attention", "optimizer": "optimizer", "workspace": "memset", "other": "rest", "gradients": "copy",
     "kept": "conv", "activations": "gemm", "temporary": "elementwise",
 }  # fmt: skip
-_SETTING = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 _ADVICE: Mapping[str, str] = {
     "checkpoint": "Checkpointing of {} would free up to SIZE.",
     "bfloat16": "Autocast to {} would free up to SIZE of activations.",
-    "expandable_segments": "{} would make up to SIZE usable.",
+    "expandable": "{} would make up to SIZE usable.",
     "outside": "Other processes and CUDA contexts hold SIZE of the GPU.",
 }
 
@@ -83,7 +82,7 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
     for memory in memories:
         growth = memory.at("growth").sort_values("bytes", ascending=False)
         if len(growth):
-            places = dict.fromkeys(rows["place"].iloc[0] for rows in (growth, memory.at("growth_caller")))
+            places = dict.fromkeys(growth[["place", "name"]].iloc[0])
             said = f"{{}}Each step leaves {_size(growth['bytes'].sum())} behind, most of it from {{}}."
             yield fill(said, names[memory.case], doc.join(map(_code, places), last=", called at "))
     for memory in caught:
@@ -103,14 +102,13 @@ def _describe_failure(memory: CaseMemory, name: doc.Text) -> Iterator[doc.Text]:
     said = f"{{}}Out of memory{during}: {{}} asked for {_size(asked['bytes'])}{left}. Held: {{}}."
     yield fill(said, name, who, doc.join(held))
     advice = memory.at("advice").sort_values("bytes", ascending=False)
-    unused = float(advice.loc[advice["part"] == "expandable_segments", "bytes"].sum())
+    unused = float(advice.loc[advice["part"] == "expandable", "bytes"].sum())
     if unused >= asked["bytes"] > facts["largest"]:
         piece = _size(facts["largest"])
         yield f"torch has {_size(unused)} free, in pieces of at most {piece}: too small for {_size(asked['bytes'])}."
-    for row in advice[advice["bytes"] >= max(_LEAST * parts.sum(), asked["bytes"])].itertuples():
-        names = {"checkpoint": row[advice.columns.get_loc("name") + 1], "expandable_segments": _SETTING}
-        said = _ADVICE[str(row.part)].replace("SIZE", _size(row.bytes))
-        yield fill(said, doc.Code(names.get(str(row.part), str(row.part)))) if "{}" in said else said
+    for row in advice[advice["bytes"] >= max(_LEAST * parts.sum(), asked["bytes"])].to_dict("records"):
+        said = _ADVICE[row["part"]].replace("SIZE", _size(row["bytes"]))
+        yield fill(said, doc.Code(row["name"])) if row["name"] else said
 
 
 def _describe_fit(workload: WorkloadFindings, memories: list[CaseMemory]) -> Iterator[doc.Text]:
@@ -149,7 +147,7 @@ def memory(workload: WorkloadFindings) -> doc.Section:
     for number, of_case in enumerate(memories[:_CASES]):
         tables = _tables(of_case)
         blocks += [*tables, _draw(workload, of_case)] if not number else [doc.Details(texts[of_case.case], tables)]
-    note = "The parts in use add up to what torch's allocator gave out. A line is that of most of a row."
+    note = "The parts in use add up to what torch's allocator gave out. A line allocated most of its row."
     return doc.make_section("memory_peak", "Who holds the memory", blocks, note, workload.name)
 
 
@@ -175,7 +173,7 @@ def _tables(memory: CaseMemory) -> tuple[doc.TableBlock, ...]:
     blocks = memory.at(f"{moment}_block").to_dict("records")[:_MOST_BLOCKS]
     return (
         doc.table_of(f"{moment} {memory.case}", records, columns, f"{title}: {_size(total)} in use{where}"),
-        doc.table_of(f"{moment}_blocks {memory.case}", blocks, columns, "Largest blocks", doc.OnPage.DETAILS),
+        doc.table_of(f"{moment}_blocks {memory.case}", blocks, columns, "Largest blocks, and the size of one", doc.OnPage.DETAILS),
     )
 
 
