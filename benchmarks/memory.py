@@ -127,7 +127,7 @@ PLANTED = {
     "forward": ("Out of memory in the forward pass",),
     "backward": ("Out of memory in the backward pass",),
     "optimizer": ("Out of memory in the step of the optimizer",),
-    "fragments": ("too small for", "expandable_segments"),
+    "fragments": ("which are too small", "expandable_segments"),
     "search": ("failed, and the program went on",),
     "other": ("Other processes",),
 }

@@ -127,8 +127,8 @@ SAID = {
     ],
     "oom_optimizer": ["Out of memory in the step of the optimizer: _init_group at snap.py:84 asked for 768.0 KiB"],
     "oom_fragment": [
-        "torch has 198.2 MiB free, in pieces of at most 17.0 MiB: too small for 32.0 MiB.",
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True would make up to 198.2 MiB usable.",
+        "torch has 198.2 MiB free, in pieces of at most 17.0 MiB, which are too small."
+        " PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True can join them.",
     ],
 }
 

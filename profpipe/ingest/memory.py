@@ -112,32 +112,31 @@ class _Regions:
     """The memory that the allocator has of the driver, and the addresses in use. What is mapped comes in pages."""
 
     def __init__(self) -> None:
-        self.ends: dict[int, tuple[int, bool]] = {}
-        self._begins: list[int] = []
+        #: Begin, end, and whether it is mapped, sorted.
+        self._regions: list[tuple[int, int, bool]] = []
         self._used: list[int] = []
 
     def add(self, begin: int, size: int, is_mapped: bool) -> None:
-        step = _PAGE if is_mapped else max(size, 1)
-        for at in range(begin, begin + size, step):
-            if len(self.ends) > _MOST_REGIONS:
+        for at in range(begin, begin + size, _PAGE if is_mapped else max(size, 1)):
+            bisect.insort(self._regions, (at, min(at + _PAGE, begin + size) if is_mapped else begin + size, is_mapped))
+            if len(self._regions) > _MOST_REGIONS:
                 raise ValueError("more than 2 TB of memory are mapped")
-            self.ends[at] = min(at + step, begin + size), is_mapped
-            bisect.insort(self._begins, at)
 
     def remove(self, begin: int, size: int) -> None:
-        first, last = (bisect.bisect_left(self._begins, at) for at in (begin, begin + size))
-        for at in self._begins[first:last]:
-            del self.ends[at]
-        del self._begins[first:last]
+        first, last = (bisect.bisect_left(self._regions, (at,)) for at in (begin, begin + size))
+        del self._regions[first:last]
 
     def use(self, address: int, asked: int) -> int:
         """Give out ``asked`` bytes at ``address``; return the size of the block."""
         size = max(-(-asked // _SMALLEST) * _SMALLEST, _SMALLEST)
-        region, at = bisect.bisect_right(self._begins, address), bisect.bisect_right(self._used, address)
+        at = bisect.bisect_right(self._used, address)
         self._used.insert(at, address)
-        end, is_mapped = self.ends[self._begins[region - 1]] if region else (0, False)
-        while is_mapped and end < address + size + _SMALLEST and end in self.ends:
-            end = self.ends[end][0]
+        after = bisect.bisect_left(self._regions, (address + 1,))
+        _, end, is_mapped = self._regions[after - 1] if after else (0, 0, False)
+        # Pages without a gap are one region.
+        last = len(self._regions)
+        while is_mapped and end < address + size + _SMALLEST and after < last and self._regions[after][0] == end:
+            end, after = self._regions[after][1], after + 1
         room = min([end, *self._used[at + 1 : at + 2]]) - address
         least_rest = _SMALLEST if is_mapped or size <= _SMALL else _SMALL + 1
         return size if room - size >= least_rest else max(room, size)
@@ -152,7 +151,7 @@ class _Regions:
         The largest piece is that of the regions from which ``asked`` bytes could come: small ones have small blocks.
         """
         free, used = {"cached": 0, "fragmented": 0, "largest": 0}, sorted(sizes)
-        for begin, (end, is_mapped) in self.ends.items():
+        for begin, end, is_mapped in self._regions:
             inside, at = used[bisect.bisect_left(used, begin) : bisect.bisect_left(used, end)], begin
             for address in [*inside, end]:
                 free["fragmented" if inside else "cached"] += max(address - at, 0)
@@ -275,7 +274,7 @@ def assign_parts(
     by_kind["forward"] = np.where(by_backward & (later < 2), "activations", by_kind["forward"])
     part = np.select([kind == name for name in by_kind], list(by_kind.values()), "parameters").astype(object)
     # The first block of such a size in a thread; a later one is a tensor, and of the small ones most are.
-    sizes = blocks["size"].where(is_held & blocks["size"].isin(_WORKSPACES) & (kind != "optimizer"))
+    sizes = blocks["size"].where(is_held & blocks["size"].isin(_WORKSPACES) & np.isin(kind, ["forward", "backward", "other"]))
     sizes = sizes.where((sizes > _SMALL) | (part == "kept"))
     part[sizes.notna() & ~pd.DataFrame({"size": sizes, "kind": kind}).duplicated()] = "workspace"
     addresses, types = np.array([*sorted(tensors), _HELD]), np.full(len(blocks), "", dtype=object)
@@ -315,7 +314,10 @@ class _Device:
         self.times = [int(entry.get("time_us") or row) for row, entry in enumerate(self.trace)]
         self.failed = [row for row, entry in enumerate(self.trace) if entry["action"] == "oom"]
         blocks, self.allocated, _ = replay(self.segments, self.trace, self.stacks, len(self.trace))
-        begins = [at for _, at in facts["steps"]] if "steps" in facts else _ends_of_optimizers(snapshot, device)
+        # Without facts the call of an optimizer ends a step.
+        notes = (note for note in snapshot.get("external_annotations", ()) if note.get("device", device) == device)
+        ends = [n["time_us"] for n in notes if n["stage"] == "END" and n["name"].startswith("Optimizer.step#")]
+        begins = [at for _, at in facts["steps"]] if "steps" in facts else ends
         rows = {bisect.bisect_left(self.times, at) for at in begins}
         self.steps = sorted(row for row in rows if row < len(self.trace))
         tensors = {address: (kind, of_type) for address, of, kind, of_type in facts.get("tensors", ()) if of == device}
@@ -370,7 +372,7 @@ class _Device:
             if "total" in counters:
                 may_get = max(counters["may_use"] - counters["reserved_bytes.all.current"], 0)
                 yield _row("fact", "free", min(counters["free"], may_get))
-            yield from self._advise(live, unused, rest["outside"])
+            yield from self._advise(live, unused * (largest < self.trace[row]["size"]), rest["outside"])
 
     def _advise(self, live: pd.DataFrame, unused: int, outside: int) -> Iterator[dict[str, Any]]:
         """Yield what would free memory, and how much at most."""
@@ -424,12 +426,6 @@ def _measure_outside(counters: Mapping[str, Any]) -> int:
     """Return the bytes of the device that are not of torch in this process; 0 where the facts do not say."""
     reserved = counters.get("reserved_bytes.all.current", 0)
     return max(int(counters.get("total", 0) - counters.get("free", 0) - reserved), 0)
-
-
-def _ends_of_optimizers(snapshot: Mapping[str, Any], device: int) -> list[int]:
-    """Return when the steps of a snapshot without facts begin: the call of an optimizer ends one."""
-    notes = (note for note in snapshot.get("external_annotations", ()) if note.get("device", device) == device)
-    return sorted({n["time_us"] for n in notes if n["stage"] == "END" and n["name"].startswith("Optimizer.step#")})
 
 
 def make_tables(snapshot: Mapping[str, Any], facts: Mapping[str, Any], form: str) -> schema.Tables:

@@ -356,7 +356,7 @@ def explain_missing_records(job: Job, seconds: float) -> str:
     if not loads_hook(job) or starts_no_python(job):
         return f"{NO_SPAN}{why}" if (why := _explain_short(job, seconds)) else ""
     if job.profiler == "memory":
-        if has_results(job):
+        if any(job.folder.glob(f"{job.stem}.*.memory.pickle")):
             return ""
         why = next((said for said in _read_notes(job) if "memory" in said), "no process used a GPU through torch")
         text = f"{NO_SPAN}{why}."

@@ -39,7 +39,7 @@ _KEYS: Mapping[str, str] = {
 _ADVICE: Mapping[str, str] = {
     "checkpoint": "Checkpointing of {} would free up to SIZE.",
     "bfloat16": "Autocast to {} would free up to SIZE of activations.",
-    "expandable": "{} would make up to SIZE usable.",
+    "expandable": "torch has SIZE free, in pieces of at most PIECE, which are too small. {} can join them.",
     "outside": "Other processes and CUDA contexts hold SIZE of the GPU.",
 }
 
@@ -102,12 +102,8 @@ def _describe_failure(memory: CaseMemory, name: doc.Text) -> Iterator[doc.Text]:
     said = f"{{}}Out of memory{during}: {{}} asked for {_size(asked['bytes'])}{left}. Held: {{}}."
     yield fill(said, name, who, doc.join(held))
     advice = memory.at("advice").sort_values("bytes", ascending=False)
-    unused = float(advice.loc[advice["part"] == "expandable", "bytes"].sum())
-    if unused >= asked["bytes"] > facts["largest"]:
-        piece = _size(facts["largest"])
-        yield f"torch has {_size(unused)} free, in pieces of at most {piece}: too small for {_size(asked['bytes'])}."
     for row in advice[advice["bytes"] >= max(_LEAST * parts.sum(), asked["bytes"])].to_dict("records"):
-        said = _ADVICE[row["part"]].replace("SIZE", _size(row["bytes"]))
+        said = _ADVICE[row["part"]].replace("SIZE", _size(row["bytes"])).replace("PIECE", _size(facts["largest"]))
         yield fill(said, doc.Code(row["name"])) if row["name"] else said
 
 
@@ -118,11 +114,9 @@ def _describe_fit(workload: WorkloadFindings, memories: list[CaseMemory]) -> Ite
         others = {tuple(pair for pair in params[memory.case].items() if pair[0] != axis) for memory in memories}
         if len(others) == 1 and (fit := find_fit(values)):
             grows = doc.join(f"{_name(part)} {_size(size)}" for part, size in list(fit.growing.items())[:_MOST_PARTS])
-            upper = f" to {fit.most}" if fit.most > fit.least else ""
-            said = (
-                f"The largest {axis} that fits is {fit.least}{upper}: {_size(max(fit.fixed, 0.0))} do not grow with it"
-            )
-            yield fill(f"{said}, and one more takes {_size(fit.slope)} ({{}}).", grows)
+            fits = f"{fit.least} to {fit.most}" if fit.most > fit.least else fit.least
+            said = f"The largest {axis} that fits is {fits}: {_size(max(fit.fixed, 0.0))} do not grow with it, and"
+            yield fill(f"{said} one more takes {_size(fit.slope)} ({{}}).", grows)
 
 
 def compare_peaks(parts: pd.DataFrame) -> Iterator[doc.Block]:
