@@ -385,7 +385,8 @@ embedding.weight = Weight(embedding.weight)
 embedding(torch.tensor([1])).sum().backward()
 clock.cuda = lambda: library
 try:
-    with memory.wrap(lambda: observers[-1](0, 1 << 20, 4 << 30, 0) or 1 / 0, "case", "partial-a.1.memory.pickle") as call:
+    fail = lambda: observers[-1](0, 1 << 20, 4 << 30, 0) or 1 / 0
+    with memory.wrap(fail, "case", "partial-a.1.memory.pickle") as call:
         call()
 except ZeroDivisionError:
     observers[-1](0, 1 << 20, 4 << 30, 0)
@@ -410,7 +411,9 @@ def test_the_hook_keeps_steps_tensors_and_modules(tmp_path):
     assert "inside {'Model.h.1'} after ['']" in log
     # That of the program would empty it.
     assert log.count("history:") == 1
-    assert "the program records its memory too: it has the history of profpipe instead" in (out / "SUMMARY.md").read_text()
+    assert (
+        "the program records its memory too: it has the history of profpipe instead" in (out / "SUMMARY.md").read_text()
+    )
     facts = read_facts(next(folder.glob("*.memory.pickle")))
     assert [number for number, _ in facts["steps"]] == list(range(25))
     assert (facts["tensors"], facts["out_of_memory"]) == ([], [])

@@ -207,7 +207,7 @@ def replay(segments: Entries, trace: Entries, stacks: StackReader, rows: int) ->
             used[address] = {
                 "address": address, "asked": size, "size": entry.get("given") or given, "begin": max(row, -1),
                 "end": _HELD, "module": str(entry.get("user_metadata") or ""),
-                **(stacks.read(frames) if frames or row >= 0 and has_stacks else _UNKNOWN),
+                **(stacks.read(frames) if frames or (row >= 0 and has_stacks) else _UNKNOWN),
             }  # fmt: skip
             blocks.append(used[address])
             total += used[address]["size"]
@@ -274,7 +274,9 @@ def assign_parts(
     by_kind["forward"] = np.where(by_backward & (later < 2), "activations", by_kind["forward"])
     part = np.select([kind == name for name in by_kind], list(by_kind.values()), "parameters").astype(object)
     # The first block of such a size in a thread; a later one is a tensor, and of the small ones most are.
-    sizes = blocks["size"].where(is_held & blocks["size"].isin(_WORKSPACES) & np.isin(kind, ["forward", "backward", "other"]))
+    sizes = blocks["size"].where(
+        is_held & blocks["size"].isin(_WORKSPACES) & np.isin(kind, ["forward", "backward", "other"])
+    )
     sizes = sizes.where((sizes > _SMALL) | (part == "kept"))
     part[sizes.notna() & ~pd.DataFrame({"size": sizes, "kind": kind}).duplicated()] = "workspace"
     addresses, types = np.array([*sorted(tensors), _HELD]), np.full(len(blocks), "", dtype=object)

@@ -23,8 +23,8 @@ _LONGEST = 200
 def read_snapshot(path: Path) -> dict[str, Any]:
     """Return the snapshot in a pickle, plain or gzipped: ``unpickle.SNAPSHOT`` has its keys and types.
 
-    Lists and dicts that the file shares are shared. Raises UnreadableFile for another or a damaged file, and TooLarge for
-    one that takes more than the budget of its size.
+    Lists and dicts that the file shares are shared. Raises UnreadableFile for another or a damaged file, and TooLarge
+    for one that takes more than the budget of its size.
     """
     seconds, most_bytes = budget.allowed(path)
     command = [sys.executable, "-I", "-S", str(unpickle.__file__), str(math.ceil(seconds)), str(int(most_bytes))]

@@ -73,12 +73,10 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
     for memory in failed:
         yield from _describe_failure(memory, names[memory.case]) if memory not in caught else ()
     for memory in sorted(memories, key=lambda memory: -memory.reserved)[:1]:
-        if leading := find_leading(memory):
-            part, name, place, share = leading
-            peak = _size(memory.sum_parts("peak").sum())
-            holds = "holds" if part == "rounding" else "hold"
-            said = f"{{}}At the peak of {peak} {_name(part)}{{}} {holds} {percent(share)} %{{}}."
-            yield fill(said, names[memory.case], _code(name, " of {}"), _code(place, " ({})"))
+        part, name, place, share = find_leading(memory)
+        peak, hold = _size(memory.sum_parts("peak").sum()), "holds" if part == "rounding" else "hold"
+        said = f"{{}}At the peak of {peak} {_name(part)}{{}} {hold} {percent(share)} %{{}}."
+        yield fill(said, names[memory.case], _code(name, " of {}"), _code(place, " ({})"))
     for memory in memories:
         growth = memory.at("growth").sort_values("bytes", ascending=False)
         if len(growth):
@@ -167,7 +165,9 @@ def _tables(memory: CaseMemory) -> tuple[doc.TableBlock, ...]:
     blocks = memory.at(f"{moment}_block").to_dict("records")[:_MOST_BLOCKS]
     return (
         doc.table_of(f"{moment} {memory.case}", records, columns, f"{title}: {_size(total)} in use{where}"),
-        doc.table_of(f"{moment}_blocks {memory.case}", blocks, columns, "Largest blocks, and the size of one", doc.OnPage.DETAILS),
+        doc.table_of(
+            f"{moment}_blocks {memory.case}", blocks, columns, "Largest blocks, and the size of one", doc.OnPage.DETAILS
+        ),
     )
 
 
