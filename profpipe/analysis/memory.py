@@ -37,11 +37,6 @@ class CaseMemory(NamedTuple):
         rows = self.at(moment)
         return rows[~rows["part"].isin(UNUSED_MEMORY)].groupby("part")["bytes"].sum().sort_values(ascending=False)
 
-    @property
-    def reserved(self) -> float:
-        rows = self.at("peak")
-        return float(rows.loc[rows["part"] != "outside", "bytes"].sum())
-
 
 def find_memory(table: pd.DataFrame, case: str) -> CaseMemory | None:
     """Return the memory of ``case``; None where none was recorded."""
@@ -103,7 +98,9 @@ def find_fit(cases: Sequence[tuple[float, CaseMemory]]) -> Fit | None:
     )
     if slope <= 0 or not room or low <= 0:
         return None
-    unused = max(memory.reserved / memory.sum_parts("peak").sum() for _, memory in measured)
+    peaks = (memory.at("peak") for _, memory in measured)
+    reserved = [rows[rows["part"] != "outside"]["bytes"].sum() for rows in peaks]
+    unused = max(reserved[0] / small.sum(), reserved[1] / large.sum())
     # The larger one has run.
     least = max(int(high + (room / unused - large.sum()) / slope), int(high))
     most = int(high + (room - large.sum()) / slowly.sum())

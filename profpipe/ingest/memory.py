@@ -331,15 +331,13 @@ class _Device:
             yield from self._write_moment("peak", int(np.argmax(self.allocated)), self.counters)
             yield from self._write_points()
             yield from self._write_growth()
-        for row in self.failed:
-            stack = self.stacks.read(self.trace[row].get("frames"))
-            module = re.sub(_COPY, "", str(self.trace[row].get("user_metadata") or ""))
-            stack["operator"] = module or stack["operator"]
+        for row in self.failed[-1:]:
+            stack, size = self.stacks.read(self.trace[row].get("frames")), self.trace[row]["size"]
+            name = re.sub(_COPY, "", str(self.trace[row].get("user_metadata") or "")) or stack["operator"]
             # Autograd's thread has no line.
-            stack["place"] = stack["place"] or (row == self.failed[-1] and self.failure.get("place")) or ""
-            yield _row("asked", stack["during"], self.trace[row]["size"], stack["operator"], stack["place"])
-        if self.failed:
-            yield from self._write_moment("failure", self.failed[-1], self.counters)
+            asked = _row("asked", stack["during"], size, name, stack["place"] or self.failure.get("place", ""))
+            yield {**asked, "blocks": len(self.failed)}
+            yield from self._write_moment("failure", row, self.counters)
         if total := self.counters.get("total"):
             may_use = self.failure.get("may_use", self.counters.get("may_use", total))
             yield _row("fact", "capacity", may_use)

@@ -441,7 +441,7 @@ MEMORY: Final = _table(
     place  str     line of the program that allocated most of it
     at_ns  Float64 of a time: when, since the begin of the history
     bytes  Float64 size
-    blocks Int64   number of blocks
+    blocks Int64   number of blocks, or of allocations that failed
     """,
     is_new=True,
     parquet_only=True,

@@ -72,7 +72,7 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
     caught = [memory for memory in failed if workload.declared and status[memory.case] != Status.OOM]
     for memory in failed:
         yield from _describe_failure(memory, names[memory.case]) if memory not in caught else ()
-    for memory in sorted(memories, key=lambda memory: -memory.reserved)[:1]:
+    for memory in sorted(memories, key=lambda memory: -memory.sum_parts("peak").sum())[:1]:
         part, name, place, share = find_leading(memory)
         peak, hold = _size(memory.sum_parts("peak").sum()), "holds" if part == "rounding" else "hold"
         said = f"{{}}At the peak of {peak} {_name(part)}{{}} {hold} {percent(share)} %{{}}."
@@ -85,7 +85,7 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
             yield fill(said, names[memory.case], doc.join(map(_code, places), last=", called at "))
     for memory in caught:
         then = " before the program did" if status[memory.case] in FAILED else ", and the program went on"
-        said = f"{{}}{plural(len(memory.at('asked')), 'allocation')} failed{then}. The last: {{}}"
+        said = f"{{}}{plural(int(memory.at('asked')['blocks'].iloc[0]), 'allocation')} failed{then}. The last: {{}}"
         yield fill(said, names[memory.case], next(_describe_failure(memory, "")))
     yield from _describe_fit(workload, [memory for memory in memories if memory.at("failure").empty])
 
