@@ -1,8 +1,8 @@
 """The history of torch's allocator in this process, and which tensors are parameters and states of optimizers.
 
-``capture.4711.memory.pickle`` is a snapshot of torch, which torch's viewer shows too. Its key ``profpipe`` has, as JSON,
-what it lacks: addresses of tensors, begins of steps (us since the epoch, as in the snapshot), torch's counters, and what
-the driver says of the device. What runs out of memory leaves ``capture.4711.oom.memory.pickle``.
+``capture.4711.memory.pickle`` is a snapshot of torch, which torch's viewer shows too. Its key ``profpipe`` has, as
+JSON, what it lacks: addresses of tensors, begins of steps (us since the epoch, as in the snapshot), torch's counters
+and what the driver says of the device. What runs out of memory leaves ``capture.4711.oom.memory.pickle``.
 """
 
 from __future__ import annotations

@@ -438,7 +438,7 @@ MEMORY: Final = _table(
                    the same pass), kept (from a forward pass for a later one), workspace (of cuBLAS), other, rounding,
                    cached, fragmented (free between blocks) or outside (of this torch); else the pass, or which
     name   str     module or function of torch that allocated it, type of data, pass, or line that calls the model
-    place  str     line of the program that allocated most of it
+    place  str     line of the program that allocated the largest block of it
     at_ns  Float64 of a time: when, since the begin of the history
     bytes  Float64 size
     blocks Int64   number of blocks, or of allocations that failed

@@ -81,7 +81,8 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
         growth = memory.at("growth").sort_values("bytes", ascending=False)
         if len(growth):
             places = dict.fromkeys(growth[["place", "name"]].iloc[0])
-            said = f"{{}}Each step leaves {_size(growth['bytes'].sum())} behind, most of it from {{}}."
+            total, most = _size(growth["bytes"].sum()), _size(growth["bytes"].iloc[0])
+            said = f"{{}}Each step leaves {total} behind, {most} of it from {{}}."
             yield fill(said, names[memory.case], doc.join(map(_code, places), last=", called at "))
     for memory in caught:
         then = " before the program did" if status[memory.case] in FAILED else ", and the program went on"
@@ -139,7 +140,7 @@ def memory(workload: WorkloadFindings) -> doc.Section:
     for number, of_case in enumerate(memories[:_CASES]):
         tables = _tables(of_case)
         blocks += [*tables, _draw(workload, of_case)] if not number else [doc.Details(texts[of_case.case], tables)]
-    note = "The parts in use add up to what torch's allocator gave out. A line allocated most of its row."
+    note = "The parts in use add up to what torch's allocator gave out. A line is that of the largest block of its row."
     return doc.make_section("memory_peak", "Who holds the memory", blocks, note, workload.name)
 
 
