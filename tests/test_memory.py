@@ -114,7 +114,10 @@ def test_the_largest_batch_that_ran_is_in_the_range_that_fits():
 
 
 SAID = {
-    "hook_leak": ["Each step leaves 112.8 MiB behind, 60.0 MiB of it from benchmarks/memory_models.py:35, called at benchmarks/memory_models.py:143."],
+    "hook_leak": [
+        "Each step leaves 112.8 MiB behind, 60.0 MiB of it from benchmarks/memory_models.py:35, called at"
+        " benchmarks/memory_models.py:143."
+    ],
     "hook_backward": ["Out of memory in the backward pass: backward at memory_models.py:153 asked for 250.0 MiB"],
     "hook_other": ["Other processes and CUDA contexts hold 137.5 GiB of the GPU."],
     "hook_search": ["Out of memory in the forward pass: GPT.h.5.mlp.0 at", "Checkpointing of GPT.h.* would free up to"],

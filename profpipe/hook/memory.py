@@ -98,18 +98,17 @@ class AllocatorHistory:
         """
         began = time.monotonic()
         if self._is_on and self._spent_s < _MOST_S:
-            about = {"device": device, "asked": size, "may_use": total, "free": free}
-            self._guard("an allocation that failed", self._write_failure, about)
+            self._guard("an allocation that failed", self._write_failure, device, size, total, free)
         self._spent_s += time.monotonic() - began
 
-    def _write_failure(self, about: Dict[str, Any]) -> None:
+    def _write_failure(self, device: int, size: int, total: int, free: int) -> None:
         # The thread of autograd has no line: that of the main thread, which waits in backward(), stands for it.
         main = sys._current_frames().get(threading.main_thread().ident or 0)
         number, is_backward = self._places.number(main)
-        is_training = is_backward or self._torch.is_grad_enabled()
+        about = {"device": device, "asked": size, "may_use": total, "free": free, "place": self._places.names[number]}
+        about["is_training"] = is_backward or self._torch.is_grad_enabled()
         # A backward pass runs after the block of autocast.
-        is_autocast = self._modules.is_autocast or self._torch.is_autocast_enabled()
-        about.update(place=self._places.names[number], is_training=is_training, is_autocast=is_autocast)
+        about["is_autocast"] = self._modules.is_autocast or self._torch.is_autocast_enabled()
         self._failed.append(about)
         # The harness does not rename this one.
         folder, name = os.path.split(self._path.replace(".memory.pickle", ".oom.memory.pickle"))

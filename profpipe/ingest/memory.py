@@ -392,8 +392,7 @@ class _Device:
 
     def _write_points(self) -> Iterator[dict[str, Any]]:
         """Yield the bytes of all parts at points of the last whole steps, or of the trace where it has no steps."""
-        has_steps = len(self.steps) > _STEPS
-        first, last = (self.steps[-_STEPS - 1], self.steps[-1]) if has_steps else (0, len(self.trace))
+        first, *_, last = self.steps[-_STEPS - 1 :] if len(self.steps) > _STEPS else (0, len(self.trace))
         at = np.array(self.times[first:last])
         bins = (at - at[0]) * _POINTS // max(int(at[-1] - at[0]), 1)
         for row in pd.Series(self.allocated[first:last]).groupby(bins).idxmax() + first:

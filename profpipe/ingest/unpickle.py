@@ -41,9 +41,7 @@ _REQUIRED = {"segments", "device_traces", "total_size", "blocks", "size", "state
 class Refused(Exception):
     """The file is no snapshot. The text says why, ``place`` where, as a path of keys."""
 
-    def __init__(self, why: str, place: str = "") -> None:
-        super().__init__(why)
-        self.place = place
+    place = ""
 
 
 class PlainUnpickler(pickle.Unpickler):

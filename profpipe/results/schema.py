@@ -434,9 +434,8 @@ MEMORY: Final = _table(
     moment str     peak, failure (an allocation failed), peak_block, failure_block (the largest blocks, and the size of
                    one), asked (what failed), time (a point of two steps), growth (what a step leaves behind), advice
                    (what would free memory at the failure) or fact (a size of the device or of the failure)
-    part   str     parameters, gradients, optimizer, activations (kept for the backward pass), temporary (given back in
-                   the same pass), kept (from a forward pass for a later one), workspace (of cuBLAS), other, rounding,
-                   cached, fragmented (free between blocks) or outside (of this torch); else the pass, or which
+    part   str     parameters, gradients, optimizer, activations, temporary, kept, workspace, other, rounding, cached,
+                   fragmented or outside, as docs/memory.md explains them; of other rows the pass, or which
     name   str     module or function of torch that allocated it, type of data, pass, or line that calls the model
     place  str     line of the program that allocated the largest block of it
     at_ns  Float64 of a time: when, since the begin of the history

@@ -136,10 +136,8 @@ def memory(workload: WorkloadFindings) -> doc.Section:
     """Return what holds the memory of the first case in full, of others folded; empty where none was recorded."""
     memories = sorted(_memories(workload), key=lambda memory: memory.at("failure").empty)
     texts = {case.id: case_text(case) for case in workload.cases}
-    blocks: list[doc.Block | None] = []
-    for number, of_case in enumerate(memories[:_CASES]):
-        tables = _tables(of_case)
-        blocks += [*tables, _draw(workload, of_case)] if not number else [doc.Details(texts[of_case.case], tables)]
+    first = (block for of_case in memories[:1] for block in (*_tables(of_case), _draw(workload, of_case)))
+    blocks = [*first, *(doc.Details(texts[of_case.case], _tables(of_case)) for of_case in memories[1:_CASES])]
     note = "The parts in use add up to what torch's allocator gave out. A line is that of the largest block of its row."
     return doc.make_section("memory_peak", "Who holds the memory", blocks, note, workload.name)
 
