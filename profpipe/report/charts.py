@@ -8,7 +8,6 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -317,7 +316,10 @@ def areas(chart: doc.Chart, panel: Panel) -> Drawing:
     parts = list(value_grid(chart.y, y, _LEFT, _RIGHT))
     parts += [word(f"{value:g}", x(value), y.start + 17, "tick middle") for value in x.ticks()]
     for series, below, above in zip(panel, [[0.0] * len(marks), *sums], sums, strict=False):
-        ends = [*zip(marks, above, strict=True), *zip(marks[::-1], below[::-1], strict=True)]
+        # An amount holds until the next one.
+        steps = list(zip(marks, [*marks[1:], marks[-1]], above, below, strict=True))
+        ends = [(mark, high) for one, next_one, high, _ in steps for mark in (one, next_one)]
+        ends += [(mark, low) for one, next_one, _, low in steps[::-1] for mark in (next_one, one)]
         d = "M" + "L".join(f"{x(mark.x):g} {y(value):g}" for mark, value in ends) + "z"
         tip = f"{flat(series.name)}\nat most {quantity(max(mark.y for mark in series.marks), chart.y)}"
         shape = empty("path", d=d, class_="piece", data_tip=tip)
@@ -521,7 +523,7 @@ def legend(chart: doc.Chart) -> Iterator[tuple[doc.Series, str, Drawing]]:
     for key, series in named_series.items() if len(named_series) > 1 else ():
         if chart.kind in (doc.ChartKind.STACKED_BARS, doc.ChartKind.AREAS):
             box = empty("rect", x=1, y=2, width=13, height=13, rx=2, class_="piece")
-            named = replace(series, name=_append_shares(chart, series))
+            named = doc.Series(_append_shares(chart, series), key, (), series.is_baseline, series.is_rejected)
             yield named, series_class(series, key_class(key)), Drawing(box, 16, 16)
         else:
             colour, shape = classes[key]

@@ -154,11 +154,11 @@ def _tables(memory: CaseMemory) -> tuple[doc.TableBlock, ...]:
     rest = listed[_MOST_HOLDERS:].groupby("part", as_index=False)[["bytes", "blocks"]].sum().assign(name="", place="")
     columns: doc.Columns[Any] = [
         (doc.label("part"), lambda row: _name(row["part"])),
+        (doc.number("size", "", size_unit([total])), lambda row: row["bytes"]),
+        (doc.percent("share", ""), lambda row: "" if row["part"] in UNUSED_MEMORY else row["bytes"] / total),
         (doc.words("name", "of"), lambda row: _code(row["name"])),
         (doc.words("place", "line"), lambda row: _code(row["place"])),
         (doc.count("blocks"), lambda row: row["blocks"] or ""),
-        (doc.number("size", "", size_unit([total])), lambda row: row["bytes"]),
-        (doc.percent("share", ""), lambda row: "" if row["part"] in UNUSED_MEMORY else row["bytes"] / total),
     ]
     records = pd.concat([listed[:_MOST_HOLDERS], rest, rows[is_unused]]).fillna({"blocks": 0}).to_dict("records")
     blocks = memory.at(f"{moment}_block").to_dict("records")[:_MOST_BLOCKS]
