@@ -36,8 +36,8 @@ def recorded(path: Path, name: str) -> tuple[Any, Any, dict[str, Any]]:
     """Return the table of a snapshot, the bytes in use after the rows of its trace, and its facts."""
     from profpipe.ingest import memory, torch_snapshot
 
-    facts = memory.read_facts(path)
     snapshot = torch_snapshot.read_snapshot(path)
+    facts = json.loads(snapshot["profpipe"])
     tables = memory.make_tables(snapshot, facts, "")
     trace = snapshot["device_traces"][0]
     segments = [segment for segment in snapshot["segments"] if not segment["device"]]
@@ -127,7 +127,7 @@ PLANTED = {
     "forward": ("Out of memory in the forward pass",),
     "backward": ("Out of memory in the backward pass",),
     "optimizer": ("Out of memory in the step of the optimizer",),
-    "fragments": ("too small for", "expandable_segments"),
+    "fragments": ("which are too small", "expandable_segments"),
     "search": ("failed, and the program went on",),
     "other": ("Other processes",),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from profpipe.ingest import json_stream, memory, torch_snapshot
@@ -17,5 +18,6 @@ def sniff(path: Path) -> bool:
 
 
 def parse(path: Path) -> schema.Tables:
-    """Return the table `memory`, with the facts that the start-up hook wrote beside the snapshot."""
-    return memory.make_tables(torch_snapshot.read_snapshot(path), memory.read_facts(path), FORMATS[0])
+    """Return the table `memory`, with the facts that the start-up hook adds to a snapshot."""
+    snapshot = torch_snapshot.read_snapshot(path)
+    return memory.make_tables(snapshot, json.loads(snapshot.get("profpipe", "{}")), FORMATS[0])

@@ -211,7 +211,7 @@ def test_a_pipeline_file_with_one_case(tmp_path):
         (("main",), "profpipe bisect: 'main' is no range of commits. For example: v1.2..main"),
         (("HEAD~1...HEAD",), "profpipe bisect: 'HEAD~1...HEAD' is no range of commits."),
         (("nowhere..HEAD",), "GOOD: git:nowhere names no commit of "),
-        (("HEAD..HEAD~1",), "GOOD..BAD: GOOD ("),
+        (("HEAD..HEAD~1",), "GOOD..BAD: is the wrong way round: BAD comes before GOOD."),
         (("HEAD..HEAD",), "GOOD..BAD: GOOD ("),
         (("HEAD~1..HEAD", "--more", "3"), "--more: 3 further pairs are too few"),
     ],

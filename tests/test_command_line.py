@@ -111,7 +111,7 @@ def test_a_wrong_name_in_a_list_is_named_with_the_nearest_word(project):
         (["ingest", "--zzzz", "a"], "unknown option '--zzzz'. `profpipe ingest --help` lists the options."),
         (["report", "a", "b"], "'b' is one word too many."),
         (["run", "atention"], "atention: No such file or directory. Did you mean 'attention'?"),
-        (["report", "latst"], "latst: is not the folder of a run. Did you mean 'latest'?"),
+        (["report", "latst"], "latst: does not exist. Did you mean 'latest'?"),
     ],
 )
 def test_a_misspelt_word_is_named_with_the_nearest_one(tmp_path, monkeypatch, capsys, words, answer):

@@ -69,7 +69,7 @@ def test_what_cannot_be_read_raises_an_error_that_says_why(tmp_path):
     (tmp_path / "notes.txt").write_text("no profile")
     with pytest.raises(UnreadableFile, match="is in no format that profpipe reads"):
         profpipe.read(tmp_path / "notes.txt")
-    with pytest.raises(ConfigError, match="is not the folder of a run"):
+    with pytest.raises(ConfigError, match="does not exist"):
         profpipe.read(tmp_path / "absent")
     with pytest.raises(UnreadableFile, match="there is no such file"):
         profpipe.read(NSYS, tmp_path / "absent.sqlite")

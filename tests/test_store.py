@@ -229,7 +229,7 @@ def test_a_number_is_the_same_after_any_number_of_readings(tmp_path):
 
 
 def test_a_folder_that_is_not_a_run_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="is not the folder of a run"):
+    with pytest.raises(ConfigError, match="does not exist"):
         folders.find("nothing", tmp_path)
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(ConfigError, match="is not JSON"):

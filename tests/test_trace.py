@@ -261,7 +261,7 @@ def test_errors_say_what_is_missing(ingested, tmp_path, capsys):
     next(folder.glob("*.sqlite")).unlink()
     assert "is gone, and the tables do not hold single calls. Copy the recording there" in error()
     shutil.rmtree(folder)
-    assert "is not the folder of a run" in error()
+    assert "does not exist" in error()
 
 
 @pytest.mark.parametrize("is_link", [False, True])

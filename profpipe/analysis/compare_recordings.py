@@ -173,7 +173,8 @@ def _compare_memory(a: pd.DataFrame, b: pd.DataFrame) -> Iterator[tuple[str, pd.
             find_memory(table[table["workload"] == of], case) for table, (of, case) in zip((a, b), pair, strict=True)
         )
         sums = {side: memory.sum_parts("peak") for side, memory in zip("ab", sides, strict=True) if memory}
-        yield name_case(*pair[0]), pd.DataFrame(sums, columns=["a", "b"]).astype(float).fillna(0.0)
+        if len(sums) == 2:
+            yield name_case(*pair[0]), pd.DataFrame(sums).astype(float).fillna(0.0)
 
 
 def name_case(workload: str, case: str) -> str:

@@ -11,8 +11,9 @@ from profpipe.results.schema import UNUSED_MEMORY
 
 #: Parts that libraries choose by the shapes: they follow no line.
 _UNSTEADY = ("temporary", "rounding")
-#: The deepest module with this share of the peak is named.
+#: Of these parts the module, or the function, with this share of the peak is named.
 _LEADING = 0.25
+_NAMED = ("activations", "kept", "temporary")
 
 
 class CaseMemory(NamedTuple):
@@ -22,6 +23,8 @@ class CaseMemory(NamedTuple):
     """
 
     case: str
+    #: Pairs of a process and a GPU that have one.
+    places: int
     rows: Mapping[str, pd.DataFrame]
     facts: Mapping[str, float]
 
@@ -33,11 +36,6 @@ class CaseMemory(NamedTuple):
         """Return the sizes of the parts in use, the largest first."""
         rows = self.at(moment)
         return rows[~rows["part"].isin(UNUSED_MEMORY)].groupby("part")["bytes"].sum().sort_values(ascending=False)
-
-    @property
-    def reserved(self) -> float:
-        rows = self.at("peak")
-        return float(rows.loc[rows["part"] != "outside", "bytes"].sum())
 
 
 def find_memory(table: pd.DataFrame, case: str) -> CaseMemory | None:
@@ -55,25 +53,21 @@ def find_memory(table: pd.DataFrame, case: str) -> CaseMemory | None:
         source, device = last if moment in ("failure", "failure_block", "asked", "advice", "fact") else highest
         by_moment[str(moment)] = of_moment[(of_moment["source"] == source) & (of_moment["device"] == device)]
     facts = by_moment.get("fact", rows.iloc[:0])
-    return CaseMemory(case, by_moment, dict(zip(facts["part"], facts["bytes"].astype(float), strict=True)))
+    places = len(peaks[["process", "device"]].drop_duplicates())
+    return CaseMemory(case, places, by_moment, dict(zip(facts["part"], facts["bytes"].astype(float), strict=True)))
 
 
-def find_leading(memory: CaseMemory) -> tuple[str, str, str, float] | None:
-    """Return part, module, line and share of the deepest module, or of the part, that holds a quarter of the peak."""
-    rows = memory.at("peak")
-    rows = rows[~rows["part"].isin(UNUSED_MEMORY)]
-    sizes: dict[tuple[int, float], tuple[str, str, str, float]] = {}
-    for part, of_part in rows.groupby("part"):
-        is_module = part in ("activations", "kept")
-        names = of_part["name"] if is_module else of_part["name"].str[:0]
-        paths = {".".join(name.split(".")[:depth]) for name in names for depth in range(1, name.count(".") + 2)}
-        for path in paths:
-            inside = of_part[(names == path) | names.str.startswith(f"{path}.") | (path == "")]
-            share = float(inside["bytes"].sum() / rows["bytes"].sum())
-            if share >= _LEADING:
-                place = str(inside.sort_values("bytes")["place"].iloc[-1])
-                sizes[path.count("."), share] = str(part), path, place, share
-    return sizes[max(sizes)] if sizes else None
+def find_leading(memory: CaseMemory) -> tuple[str, str, str, float]:
+    """Return the largest part of the peak, its deepest module with a quarter of the peak, the line, and the share."""
+    parts = memory.sum_parts("peak")
+    part, rows = str(parts.idxmax()), memory.at("peak")[memory.at("peak")["part"] == parts.idxmax()]
+    paths = rows["name"].where(rows["part"].isin(_NAMED), "").str.split(".")
+    for depth in range(paths.str.len().max(), -1, -1):
+        sums = rows["bytes"].groupby(paths.str[:depth].str.join(".")).sum() / parts.sum()
+        if sums.max() >= _LEADING or not depth:
+            break
+    inside = rows[paths.str[:depth].str.join(".") == sums.idxmax()].sort_values("bytes")
+    return part, str(sums.idxmax()), str(inside["place"].iloc[-1]), float(sums.max())
 
 
 class Fit(NamedTuple):
@@ -104,8 +98,11 @@ def find_fit(cases: Sequence[tuple[float, CaseMemory]]) -> Fit | None:
     )
     if slope <= 0 or not room or low <= 0:
         return None
-    unused = max(memory.reserved / memory.sum_parts("peak").sum() for _, memory in measured)
-    least = int(high + (room / unused - large.sum()) / slope)
+    peaks = (memory.at("peak") for _, memory in measured)
+    reserved = [rows[rows["part"] != "outside"]["bytes"].sum() for rows in peaks]
+    unused = max(reserved[0] / small.sum(), reserved[1] / large.sum())
+    # The larger one has run.
+    least = max(int(high + (room / unused - large.sum()) / slope), int(high))
     most = int(high + (room - large.sum()) / slowly.sum())
     fixed = float(large.sum()) - slope * high
     parts = {str(part): float(size) for part, size in growing.sort_values(ascending=False).items()}

@@ -479,17 +479,17 @@ class MemoryMarks(StepCapture):
     """The begins of the steps in the history of the memory, which is written after the last chosen one."""
 
     def begin(self, rule: str, number: int, call: str) -> None:
-        memory.history().mark(number)
+        memory.HISTORY.mark(number)
 
     def end(self, number: int) -> None:
         if number >= self.settings.last:
-            memory.history().write()
+            memory.HISTORY.write()
 
     def discard(self) -> None:
-        memory.history().steps.clear()
+        memory.HISTORY.steps.clear()
 
     def finish(self) -> None:
-        memory.history().write()
+        memory.HISTORY.write()
 
 
 def choose(given: HookSettings, record: HookRecord) -> StepCapture:

@@ -1,8 +1,8 @@
 """The history of torch's allocator in this process, and which tensors are parameters and states of optimizers.
 
-``capture.4711.memory.pickle`` is a snapshot of torch, which torch's viewer shows too. ``.memory.json`` beside it holds
-the facts that a snapshot lacks: addresses of tensors, begins of steps (us since the epoch, as in the snapshot), torch's
-counters, and what the driver says of the device. What runs out of memory leaves ``capture.4711.oom.memory.pickle``.
+``capture.4711.memory.pickle`` is a snapshot of torch, which torch's viewer shows too. Its key ``profpipe`` has, as
+JSON, what it lacks: addresses of tensors, begins of steps (us since the epoch, as in the snapshot), torch's counters
+and what the driver says of the device. What runs out of memory leaves ``capture.4711.oom.memory.pickle``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 from profpipe.hook import clock, record, settings
 from profpipe.hook.host import Places
@@ -52,7 +52,9 @@ class AllocatorHistory:
             return
         memory._record_memory_history("all", context="alloc", stacks="python", max_entries=_MOST_ENTRIES)
         self._is_on = True
-        if self._modules.are_possible:
+        # To begin or end another one would empty this one.
+        self._switch, memory._record_memory_history = memory._record_memory_history, self._keep
+        if hasattr(self._torch._C, "_cuda_setMemoryMetadata"):
             self._modules.install()
         else:
             self._record.note(f"{what} does not keep the module of an allocation: activations have lines only")
@@ -73,9 +75,13 @@ class AllocatorHistory:
 
     def end(self) -> None:
         """End the history."""
-        self._is_on = False
         self._modules.remove()
-        self._guard("end", self._torch.cuda.memory._record_memory_history, None)
+        if self._is_on:
+            self._is_on, self._torch.cuda.memory._record_memory_history = False, self._switch
+            self._guard("end", self._switch, None)
+
+    def _keep(self, *given: object, **more: object) -> None:
+        self._record.note("the program records its memory too: it has the history of profpipe instead")
 
     def _guard(self, during: str, act: Callable[..., None], *arguments: Any) -> None:
         try:
@@ -92,38 +98,26 @@ class AllocatorHistory:
         """
         began = time.monotonic()
         if self._is_on and self._spent_s < _MOST_S:
-            about = {"device": device, "asked": size, "may_use": total, "free": free}
-            self._guard("an allocation that failed", self._write_failure, about)
+            self._guard("an allocation that failed", self._write_failure, device, size, total, free)
         self._spent_s += time.monotonic() - began
 
-    def _write_failure(self, about: Dict[str, Any]) -> None:
-        number, is_backward = self._places.number(sys._getframe())
-        if not self._places.names[number]:
-            # The thread of autograd has no line: that of the thread which waits in backward() stands for it.
-            main = sys._current_frames().get(threading.main_thread().ident or 0)
-            number, is_backward = self._places.number(main)
-        is_training = is_backward or self._torch.is_grad_enabled()
-        about.update(place=self._places.names[number], is_training=is_training)
-        self._failed.append({**about, "is_autocast": self._torch.is_autocast_enabled()})
-        self._write(self._path.replace(".memory.pickle", ".oom.memory.pickle"))
+    def _write_failure(self, device: int, size: int, total: int, free: int) -> None:
+        # The thread of autograd has no line: that of the main thread, which waits in backward(), stands for it.
+        main = sys._current_frames().get(threading.main_thread().ident or 0)
+        number, is_backward = self._places.number(main)
+        about = {"device": device, "asked": size, "may_use": total, "free": free, "place": self._places.names[number]}
+        about["is_training"] = is_backward or self._torch.is_grad_enabled()
+        # A backward pass runs after the block of autocast.
+        about["is_autocast"] = self._modules.is_autocast or self._torch.is_autocast_enabled()
+        self._failed.append(about)
+        # The harness does not rename this one.
+        folder, name = os.path.split(self._path.replace(".memory.pickle", ".oom.memory.pickle"))
+        self._write(os.path.join(folder, name.replace("partial-", "")))
 
     def _write(self, path: str) -> None:
-        snapshot = self._torch.cuda.memory._snapshot()
-        # Renamed when complete, so that the file of a killed process is not read. The facts are complete first.
-        with open(f"{path}.facts", "w", encoding="utf-8") as file:
-            json.dump(self._facts(), file)
-        folder, name = os.path.split(path)
-        # The harness renames the pickle alone.
-        name = name.replace("partial-", "").replace(".memory.pickle", ".memory.json")
-        os.replace(f"{path}.facts", os.path.join(folder, name))
-        with open(f"{path}.part", "wb") as pickled:
-            pickle.dump(snapshot, pickled)
-        os.replace(f"{path}.part", path)
-
-    def _facts(self) -> Dict[str, Any]:
         library = self._torch.cuda
         used = [device for device in range(library.device_count()) if library.max_memory_reserved(device)]
-        return {
+        facts = {
             "pid": self._pid,
             "rank": settings.rank(),
             "torch": str(self._torch.__version__),
@@ -131,8 +125,13 @@ class AllocatorHistory:
             "devices": {device: self._describe(library, device) for device in used},
             "steps": self.steps,
             "tensors": sorted(set(self._tensors())),
+            "most_entries": _MOST_ENTRIES,
             "out_of_memory": self._failed,
         }
+        # A text, as torch's viewer reads few types. Renamed when complete: the file of a killed process is not read.
+        with open(f"{path}.part", "wb") as file:
+            pickle.dump({**library.memory._snapshot(), "profpipe": json.dumps(facts)}, file)
+        os.replace(f"{path}.part", path)
 
     def _describe(self, library: Any, device: int) -> Dict[str, Any]:
         free, total = library.mem_get_info(device)
@@ -155,29 +154,25 @@ class AllocatorHistory:
         gradients = (("gradients", tensor.grad) for kind, tensor in held if kind == "parameters")
         for kind, tensor in itertools.chain(held, (pair for pair in gradients if pair[1] is not None)):
             tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor, which has no storage
+            tensor = tensor._values() if tensor.layout == torch.sparse_coo else tensor
             data_type = str(tensor.dtype).rpartition(".")[2]
             yield tensor.untyped_storage().data_ptr(), tensor.device.index, kind, data_type
 
 
-_HISTORY: Optional[AllocatorHistory] = None
+#: That of this process, once ``start`` has made it.
+HISTORY: Any = None
 
 
 def start(torch: Any, given: HookSettings, hook_record: HookRecord) -> None:
     """Begin the history when this process first uses the GPU. At the end of the process it is written."""
-    global _HISTORY
+    global HISTORY
     number = settings.rank()
     process = f"rank{number}" if number is not None else str(os.getpid())
     path = os.path.join(given.folder, f"{given.stem}.{given.place}{process}.memory.pickle")
-    _HISTORY = AllocatorHistory(torch, path, hook_record)
+    HISTORY = AllocatorHistory(torch, path, hook_record)
     # It calls the function at once where the GPU is in use.
-    torch.cuda._lazy_call(_HISTORY.begin)
-    record.at_end(_HISTORY.write)
-
-
-def history() -> AllocatorHistory:
-    """Return the history of this process, which ``start`` has made."""
-    assert _HISTORY is not None
-    return _HISTORY
+    torch.cuda._lazy_call(HISTORY.begin)
+    record.at_end(HISTORY.write)
 
 
 # --- scripts ---------------------------------------------------------------------------------------------------------
@@ -200,6 +195,8 @@ def wrap(call: Callable[[], object], case: str, path: str) -> Iterator[Callable[
         recorded.mark(len(recorded.steps))
         return call()
 
-    yield iterate
-    recorded.write()
-    recorded.end()
+    try:
+        yield iterate
+    finally:
+        recorded.write()
+        recorded.end()

@@ -131,11 +131,11 @@ class ModuleRanges:
 class ModuleMetadata(ModuleRanges):
     """Has torch's allocator keep the path of the module that is called with what is allocated."""
 
-    @property
-    def are_possible(self) -> bool:
-        return hasattr(self._torch._C, "_cuda_setMemoryMetadata")
+    #: Whether a module was called under autocast.
+    is_autocast = False
 
     def _make_range(self, name: str) -> Any:
+        self.is_autocast = self.is_autocast or self._torch.is_autocast_enabled()
         path = name[len(ranges.MODULE_PREFIX) :].rpartition(":")[0]
         return _Metadata(self._torch._C, path)
 

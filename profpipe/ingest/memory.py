@@ -1,4 +1,4 @@
-"""Divide the memory of a GPU by who holds it, from torch's snapshot and the facts that the start-up hook writes.
+"""Divide the memory of a GPU by who holds it, from torch's snapshot and the facts that the start-up hook adds.
 
 A snapshot has the blocks at its end and the trace of what came before: which address was given out for how many bytes,
 and which was given back. Going back through the trace gives the blocks at its begin. From there on the allocator is
@@ -18,23 +18,23 @@ A pass shows in the Python stack: ``Module.__call__``, a file of ``torch.optim``
 from __future__ import annotations
 
 import bisect
-import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pandas as pd
 
-from profpipe.errors import UnreadableFile
-from profpipe.results import atomic, schema
+from profpipe.results import schema
 
 Entries: TypeAlias = "Sequence[Mapping[str, Any]]"
 
 # --- stacks ----------------------------------------------------------------------------------------------------------
 
 _PACKAGES: Final = "/(?:site|dist)-packages/"
+#: A stack that also has the frames of C++ ends with such files, or has "??" for them.
+_PYTHON: Final = re.compile(r"^<|\.py$")
 #: Python, torch, profpipe and code without a file: no frame of theirs is a line of the program.
 _BELOW: Final = re.compile(rf"{_PACKAGES}(?:torch|triton)/|/profpipe/hook/|^<|/python3\.\d+/(?!(?:site|dist)-packages)")
 #: The frames of torch that say in which pass an allocation is: the innermost one counts. The rest are functions that
@@ -55,17 +55,25 @@ class StackReader:
     """Reads stacks, whose frames a snapshot shares. ``folder`` is that of the program."""
 
     def __init__(self, folder: str) -> None:
-        self._folder = f"{folder.rstrip('/')}/"
-        self._frames: dict[int, tuple[str, str, str]] = {}
+        self._prefix = re.compile(rf"^.*{_PACKAGES}" + (rf"|^{re.escape(folder.rstrip('/'))}/" if folder else ""))
+        self._frames: dict[int, tuple[str, str, str] | None] = {}
+        self._stacks: dict[tuple[int, ...], dict[str, Any]] = {}
 
     def read(self, frames: Entries | None) -> dict[str, Any]:
         """Return what ``frames``, innermost first, say of a block. Autograd's thread has no frames.
 
         ``caller`` is the line that calls the model; ``is_inner``: torch's code makes the block, not the program's.
         """
-        if not frames:
+        # The three replays of a trace meet the same frames.
+        key = tuple(map(id, frames or ()))
+        if key not in self._stacks:
+            self._stacks[key] = self._read_stack([self._read_frame(frame) for frame in frames or ()])
+        return self._stacks[key]
+
+    def _read_stack(self, frames: Sequence[tuple[str, str, str] | None]) -> dict[str, Any]:
+        if not (read := [frame for frame in frames if frame]):
             return {"during": "backward", "place": "", "operator": "backward", "caller": "", "is_inner": True}
-        kinds, *texts = zip(*map(self._read_frame, frames), strict=True)
+        kinds, *texts = zip(*read, strict=True)
         outside = len(kinds) - kinds[::-1].index("forward") if "forward" in kinds else 0
         # What is computed again inside a backward pass is a part of it.
         inner = next(filter(None, kinds), "other")
@@ -75,12 +83,14 @@ class StackReader:
         is_inner = not texts[0][0]
         return {"during": outer, "place": place, "operator": operator, "caller": caller, "is_inner": is_inner}
 
-    def _read_frame(self, frame: Mapping[str, Any]) -> tuple[str, str, str]:
-        if id(frame) not in self._frames:
+    def _read_frame(self, frame: Mapping[str, Any]) -> tuple[str, str, str] | None:
+        if id(frame) not in self._frames and not _PYTHON.search(frame["filename"]):
+            self._frames[id(frame)] = None
+        elif id(frame) not in self._frames:
             path, name = str(frame["filename"]).replace("\\", "/"), str(frame["name"])
             kind = next((kind for kind, pattern in _FRAMES.items() if pattern.search(f"{path} {name}")), "")
             file = path.rpartition("/")[2]
-            short = re.sub(rf"^(?:{re.escape(self._folder)}|.*{_PACKAGES})", "", path)
+            short = self._prefix.sub("", path)
             place = "" if _BELOW.search(path) else f"{file if short == path else short}:{frame['line']}"
             self._frames[id(frame)] = kind, place, file.removesuffix(".py") if name in _UNNAMED else name
         return self._frames[id(frame)]
@@ -102,32 +112,31 @@ class _Regions:
     """The memory that the allocator has of the driver, and the addresses in use. What is mapped comes in pages."""
 
     def __init__(self) -> None:
-        self.ends: dict[int, tuple[int, bool]] = {}
-        self._begins: list[int] = []
+        #: Begin, end, and whether it is mapped, sorted.
+        self._regions: list[tuple[int, int, bool]] = []
         self._used: list[int] = []
 
     def add(self, begin: int, size: int, is_mapped: bool) -> None:
-        step = _PAGE if is_mapped else max(size, 1)
-        for at in range(begin, begin + size, step):
-            if len(self.ends) > _MOST_REGIONS:
+        for at in range(begin, begin + size, _PAGE if is_mapped else max(size, 1)):
+            bisect.insort(self._regions, (at, min(at + _PAGE, begin + size) if is_mapped else begin + size, is_mapped))
+            if len(self._regions) > _MOST_REGIONS:
                 raise ValueError("more than 2 TB of memory are mapped")
-            self.ends[at] = min(at + step, begin + size), is_mapped
-            bisect.insort(self._begins, at)
 
     def remove(self, begin: int, size: int) -> None:
-        first, last = (bisect.bisect_left(self._begins, at) for at in (begin, begin + size))
-        for at in self._begins[first:last]:
-            del self.ends[at]
-        del self._begins[first:last]
+        first, last = (bisect.bisect_left(self._regions, (at,)) for at in (begin, begin + size))
+        del self._regions[first:last]
 
     def use(self, address: int, asked: int) -> int:
         """Give out ``asked`` bytes at ``address``; return the size of the block."""
         size = max(-(-asked // _SMALLEST) * _SMALLEST, _SMALLEST)
-        region, at = bisect.bisect_right(self._begins, address), bisect.bisect_right(self._used, address)
+        at = bisect.bisect_right(self._used, address)
         self._used.insert(at, address)
-        end, is_mapped = self.ends[self._begins[region - 1]] if region else (0, False)
-        while is_mapped and end < address + size + _SMALLEST and end in self.ends:
-            end = self.ends[end][0]
+        after = bisect.bisect_left(self._regions, (address + 1,))
+        _, end, is_mapped = self._regions[after - 1] if after else (0, 0, False)
+        # Pages without a gap are one region.
+        last = len(self._regions)
+        while is_mapped and end < address + size + _SMALLEST and after < last and self._regions[after][0] == end:
+            end, after = self._regions[after][1], after + 1
         room = min([end, *self._used[at + 1 : at + 2]]) - address
         least_rest = _SMALLEST if is_mapped or size <= _SMALL else _SMALL + 1
         return size if room - size >= least_rest else max(room, size)
@@ -142,7 +151,7 @@ class _Regions:
         The largest piece is that of the regions from which ``asked`` bytes could come: small ones have small blocks.
         """
         free, used = {"cached": 0, "fragmented": 0, "largest": 0}, sorted(sizes)
-        for begin, (end, is_mapped) in self.ends.items():
+        for begin, end, is_mapped in self._regions:
             inside, at = used[bisect.bisect_left(used, begin) : bisect.bisect_left(used, end)], begin
             for address in [*inside, end]:
                 free["fragmented" if inside else "cached"] += max(address - at, 0)
@@ -187,6 +196,7 @@ def replay(segments: Entries, trace: Entries, stacks: StackReader, rows: int) ->
     Return the blocks from the row ``begin`` to the row ``end``, the bytes in use after the rows, and the regions.
     """
     (state, before), total = _rewind(segments, trace), 0
+    has_stacks = any(entry.get("frames") for entry in trace)
     blocks: list[dict[str, Any]] = []
     used: dict[int, dict[str, Any]] = {}
     allocated: list[int] = []
@@ -197,7 +207,7 @@ def replay(segments: Entries, trace: Entries, stacks: StackReader, rows: int) ->
             used[address] = {
                 "address": address, "asked": size, "size": entry.get("given") or given, "begin": max(row, -1),
                 "end": _HELD, "module": str(entry.get("user_metadata") or ""),
-                **(stacks.read(frames) if row >= 0 or frames else _UNKNOWN),
+                **(stacks.read(frames) if frames or (row >= 0 and has_stacks) else _UNKNOWN),
             }  # fmt: skip
             blocks.append(used[address])
             total += used[address]["size"]
@@ -215,11 +225,13 @@ def replay(segments: Entries, trace: Entries, stacks: StackReader, rows: int) ->
             state.remove(address, size)
         if row >= 0:
             allocated.append(total)
-    return pd.DataFrame(blocks, columns=[*_COLUMNS, *_UNKNOWN]), allocated, state
+    # Of a GPU that is not used there are none.
+    frame = pd.DataFrame(blocks, columns=[*_NUMBERS, "module", *_UNKNOWN]).astype(dict.fromkeys(_NUMBERS, np.int64))
+    return frame, allocated, state
 
 
 _UNKNOWN: Final = {"during": "other", "place": "", "operator": "", "caller": "", "is_inner": False}
-_COLUMNS: Final = ("address", "asked", "size", "begin", "end", "module")
+_NUMBERS: Final = ("address", "asked", "size", "begin", "end")
 
 
 # --- whose a block is ------------------------------------------------------------------------------------------------
@@ -262,7 +274,9 @@ def assign_parts(
     by_kind["forward"] = np.where(by_backward & (later < 2), "activations", by_kind["forward"])
     part = np.select([kind == name for name in by_kind], list(by_kind.values()), "parameters").astype(object)
     # The first block of such a size in a thread; a later one is a tensor, and of the small ones most are.
-    sizes = blocks["size"].where(is_held & blocks["size"].isin(_WORKSPACES) & (kind != "optimizer"))
+    sizes = blocks["size"].where(
+        is_held & blocks["size"].isin(_WORKSPACES) & np.isin(kind, ["forward", "backward", "other"])
+    )
     sizes = sizes.where((sizes > _SMALL) | (part == "kept"))
     part[sizes.notna() & ~pd.DataFrame({"size": sizes, "kind": kind}).duplicated()] = "workspace"
     addresses, types = np.array([*sorted(tensors), _HELD]), np.full(len(blocks), "", dtype=object)
@@ -289,20 +303,6 @@ _LEAST_STEPS: Final = 3
 _LEAST_GROWTH: Final = 1 << 20
 
 
-def read_facts(snapshot: Path) -> dict[str, Any]:
-    """Return the facts that the start-up hook has written beside ``snapshot``; empty where there are none."""
-    name = snapshot.name.removesuffix(".gz")
-    path = snapshot.with_name(name.replace(".memory.pickle", ".memory.json"))
-    if path.name == name or not path.exists():
-        return {}
-    try:
-        facts: dict[str, Any] = json.loads(atomic.read_regular(path))
-        return facts
-    except (ValueError, OSError, RecursionError) as error:
-        what = f"has damaged facts beside it ({path.name}: {error})"
-        raise UnreadableFile(snapshot, what, "Record the program again.") from error
-
-
 class _Device:
     """The memory of a device, and the rows of the table that it makes."""
 
@@ -316,11 +316,14 @@ class _Device:
         self.times = [int(entry.get("time_us") or row) for row, entry in enumerate(self.trace)]
         self.failed = [row for row, entry in enumerate(self.trace) if entry["action"] == "oom"]
         blocks, self.allocated, _ = replay(self.segments, self.trace, self.stacks, len(self.trace))
-        begins = [at for _, at in facts["steps"]] if "steps" in facts else _ends_of_optimizers(snapshot, device)
-        rows = (bisect.bisect_left(self.times, at) for at in begins)
-        self.steps = [row for row in rows if row < len(self.trace)]
+        # Without facts the call of an optimizer ends a step.
+        notes = (note for note in snapshot.get("external_annotations", ()) if note.get("device", device) == device)
+        ends = [n["time_us"] for n in notes if n["stage"] == "END" and n["name"].startswith("Optimizer.step#")]
+        begins = [at for _, at in facts["steps"]] if "steps" in facts else ends
+        rows = {bisect.bisect_left(self.times, at) for at in begins}
+        self.steps = sorted(row for row in rows if row < len(self.trace))
         tensors = {address: (kind, of_type) for address, of, kind, of_type in facts.get("tensors", ()) if of == device}
-        failed = self.failed if self.failure.get("is_training") else []
+        failed = self.failed if self.failure.get("is_training", True) else []
         self.blocks, self.passes = assign_parts(blocks, len(self.trace), self.steps, tensors, failed)
 
     def write_rows(self) -> Iterator[dict[str, Any]]:
@@ -328,14 +331,13 @@ class _Device:
             yield from self._write_moment("peak", int(np.argmax(self.allocated)), self.counters)
             yield from self._write_points()
             yield from self._write_growth()
-        for row in self.failed:
-            stack = self.stacks.read(self.trace[row].get("frames"))
-            module = re.sub(_COPY, "", str(self.trace[row].get("user_metadata") or ""))
-            stack["operator"] = module or stack["operator"]
-            stack["place"] = (row == self.failed[-1] and self.failure.get("place")) or stack["place"]
-            yield _row("asked", stack["during"], self.trace[row]["size"], stack["operator"], stack["place"])
-        if self.failed:
-            yield from self._write_moment("failure", self.failed[-1], {**self.counters, **self.failure})
+        for row in self.failed[-1:]:
+            stack, size = self.stacks.read(self.trace[row].get("frames")), self.trace[row]["size"]
+            name = re.sub(_COPY, "", str(self.trace[row].get("user_metadata") or "")) or stack["operator"]
+            # Autograd's thread has no line.
+            asked = _row("asked", stack["during"], size, name, stack["place"] or self.failure.get("place", ""))
+            yield {**asked, "blocks": len(self.failed)}
+            yield from self._write_moment("failure", row, self.counters)
         if total := self.counters.get("total"):
             may_use = self.failure.get("may_use", self.counters.get("may_use", total))
             yield _row("fact", "capacity", may_use)
@@ -351,20 +353,26 @@ class _Device:
         # Layers that differ in their number only are one holder.
         alike = live.assign(name=live["name"].str.replace(_NUMBER, ".*", regex=True))
         alike = alike.sort_values("asked", ascending=False, kind="stable")
-        for of, keys in ((moment, ["part", "name"]), (f"{moment}_block", ["part", "name", "asked"])):
+        by_part, by_block = (moment, ["part", "name"], "sum"), (f"{moment}_block", ["part", "name", "asked"], "first")
+        for of, keys, how in (by_part, by_block):
             groups = alike.assign(bytes=alike["asked"], blocks=1).groupby(keys, sort=False)
-            sums = groups.agg({"bytes": "sum", "blocks": "sum", "place": "first"}).reset_index()
+            sums = groups.agg({"bytes": how, "blocks": "sum", "place": "first"}).reset_index()
             sums = sums.sort_values("bytes", ascending=False, kind="stable")[: None if of == moment else _MOST_BLOCKS]
             yield from sums[["part", "name", "place", "bytes", "blocks"]].assign(moment=of).to_dict("records")
-        free = state.measure_free(dict(zip(live["address"], live["size"], strict=True)), self.trace[row]["size"])
-        rest = {"rounding": int((live["size"] - live["asked"]).sum()), "outside": _measure_outside(counters), **free}
-        largest, unused = rest.pop("largest"), free["cached"] + free["fragmented"]
+        rest = state.measure_free(dict(zip(live["address"], live["size"], strict=True)), self.trace[row]["size"])
+        largest, unused = rest.pop("largest"), rest["cached"] + rest["fragmented"]
+        rest["rounding"] = int((live["size"] - live["asked"]).sum())
+        if moment == "failure":
+            # The counters are those of the end.
+            counters = {**counters, "reserved_bytes.all.current": int(live["size"].sum()) + unused, **self.failure}
+        rest["outside"] = _measure_outside(counters)
         yield from (_row(moment, part, size) for part, size in rest.items() if size)
         if moment == "failure":
             yield _row("fact", "largest", largest)
-            may_get = max(counters.get("may_use", 0) - int(live["size"].sum()) - unused, 0)
-            yield _row("fact", "free", min(counters.get("free", 0), may_get))
-            yield from self._advise(live, unused, rest["outside"])
+            if "total" in counters:
+                may_get = max(counters["may_use"] - counters["reserved_bytes.all.current"], 0)
+                yield _row("fact", "free", min(counters["free"], may_get))
+            yield from self._advise(live, unused * (largest < self.trace[row]["size"]), rest["outside"])
 
     def _advise(self, live: pd.DataFrame, unused: int, outside: int) -> Iterator[dict[str, Any]]:
         """Yield what would free memory, and how much at most."""
@@ -376,16 +384,15 @@ class _Device:
             yield _row("advice", "checkpoint", by_layer.sum() - by_layer.max(), re.sub(_COPY, "", f"{path}.*"))
         types = live[live["part"] == "parameters"].groupby("name")["size"].sum()
         if types.get("float32", 0) > types.sum() / 2 and not self.failure.get("is_autocast"):
-            yield _row("advice", "bfloat16", kept["size"].sum() / 2)
+            yield _row("advice", "bfloat16", kept["size"].sum() / 2, "bfloat16")
         if not any(segment.get("is_expandable") for segment in self.segments):
-            yield _row("advice", "expandable_segments", unused)
+            yield _row("advice", "expandable", unused, "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
         if self.failure.get("free", 0) < self.failure.get("asked", 0):
             yield _row("advice", "outside", outside)
 
     def _write_points(self) -> Iterator[dict[str, Any]]:
         """Yield the bytes of all parts at points of the last whole steps, or of the trace where it has no steps."""
-        has_steps = len(self.steps) > _STEPS
-        first, last = (self.steps[-_STEPS - 1], self.steps[-1]) if has_steps else (0, len(self.trace))
+        first, *_, last = self.steps[-_STEPS - 1 :] if len(self.steps) > _STEPS else (0, len(self.trace))
         at = np.array(self.times[first:last])
         bins = (at - at[0]) * _POINTS // max(int(at[-1] - at[0]), 1)
         for row in pd.Series(self.allocated[first:last]).groupby(bins).idxmax() + first:
@@ -405,9 +412,9 @@ class _Device:
         left = held.pivot_table(index="at", columns="step", values="size", aggfunc="sum")
         left = left.dropna().min(axis=1) if len(left.columns) == _LEAST_STEPS else pd.Series(dtype=float)
         if first > 0 and left.sum() >= max(_LEAST_GROWTH, max(self.allocated) / 1000):
-            yield from (_row("growth", "kept", size, "", str(place)) for place, size in left.items())
-            by_caller = held[held["at"].isin(left.index)].groupby("caller")["size"].sum()
-            yield _row("growth_caller", "kept", by_caller.max() / _LEAST_STEPS, "", str(by_caller.idxmax()))
+            for place, size in left.items():
+                by_caller = held[held["at"] == place].groupby("caller")["size"].sum()
+                yield _row("growth", "kept", size, str(by_caller.idxmax()), str(place))
 
 
 def _row(moment: str, part: str, size: float, name: str = "", place: str = "") -> dict[str, Any]:
@@ -420,12 +427,6 @@ def _measure_outside(counters: Mapping[str, Any]) -> int:
     return max(int(counters.get("total", 0) - counters.get("free", 0) - reserved), 0)
 
 
-def _ends_of_optimizers(snapshot: Mapping[str, Any], device: int) -> list[int]:
-    """Return when the steps of a snapshot without facts begin: the call of an optimizer ends one."""
-    notes = (note for note in snapshot.get("external_annotations", ()) if note.get("device", device) == device)
-    return sorted({n["time_us"] for n in notes if n["stage"] == "END" and n["name"].startswith("Optimizer.step#")})
-
-
 def make_tables(snapshot: Mapping[str, Any], facts: Mapping[str, Any], form: str) -> schema.Tables:
     """Return the table `memory` of a snapshot, with a note where it contradicts torch's counter."""
     rows, notes = [], []
@@ -434,8 +435,10 @@ def make_tables(snapshot: Mapping[str, Any], facts: Mapping[str, Any], form: str
         rows += [{**row, "device": number} for row in device.write_rows()]
         peak, end = max(device.allocated, default=0), (device.allocated or [0])[-1]
         counted, now = (device.counters.get(f"allocated_bytes.all.{name}") for name in ("peak", "current"))
+        if len(device.trace) >= facts.get("most_entries", math.inf):
+            notes.append(f"the history holds the last {len(device.trace):,} events only: an earlier peak is not in it")
         # A program may have reset the counter of the peak.
-        if (counted or 0) > peak or now not in (None, end):
+        elif (counted or 0) > peak or now not in (None, end):
             notes.append(
                 f"the blocks are {peak} bytes at the peak and {end} at the end; torch counted {counted} and {now}"
             )

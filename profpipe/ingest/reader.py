@@ -63,7 +63,7 @@ def name_of(parser: ModuleType) -> str:
 
 def choose(path: Path, parsers: Sequence[ModuleType]) -> ModuleType:
     """Return the parser that knows the content of ``path``. Raises UnreadableFile where none does."""
-    check_content(path)
+    _check_content(path)
     able = [parser for parser in parsers if path.is_file() or getattr(parser, "READS_FOLDERS", False)]
     with within_budget(path):
         for parser in able:
@@ -81,7 +81,7 @@ def choose(path: Path, parsers: Sequence[ModuleType]) -> ModuleType:
     raise UnreadableFile(path, "is in no format that profpipe reads", "`profpipe ingest --help` names the formats.")
 
 
-def check_content(path: Path) -> None:
+def _check_content(path: Path) -> None:
     if not path.exists():
         raise UnreadableFile(path, "there is no such file", "Check the path.")
     if path.is_dir():

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from profpipe.errors import UnreadableFile
-from profpipe.ingest import reader, unpickle
+from profpipe.ingest import unpickle
 from profpipe.results import atomic, budget
 
 _REMEDY = "Nothing of it was executed. Write a snapshot by torch.cuda.memory._dump_snapshot."
@@ -20,32 +20,24 @@ _OUT_OF_TIME = (-signal.SIGXCPU, -signal.SIGKILL)
 _LONGEST = 200
 
 
-def read_snapshot(path: Path, times: float = 1) -> dict[str, Any]:
+def read_snapshot(path: Path) -> dict[str, Any]:
     """Return the snapshot in a pickle, plain or gzipped: ``unpickle.SNAPSHOT`` has its keys and types.
 
-    Lists and dicts that the file shares are shared. Raises UnreadableFile for another or a damaged file, and for one
-    that takes more than ``times`` the budget of its size.
+    Lists and dicts that the file shares are shared. Raises UnreadableFile for another or a damaged file, and TooLarge
+    for one that takes more than the budget of its size.
     """
-    reader.check_content(path)
-    if path.is_dir():
-        raise UnreadableFile(path, "is a folder", "Name the snapshot in it.")
-    seconds, most_bytes = budget.allowed(path, times)
-    limits = [str(math.ceil(seconds)), str(int(most_bytes))]
-    command = [sys.executable, "-I", "-S", str(unpickle.__file__), *limits]
-    with reader.within_budget(path, times):
-        with atomic.open_regular(path) as file:
-            ended = subprocess.run(command, stdin=file, capture_output=True, start_new_session=True)
-        if ended.returncode in _OUT_OF_TIME:
-            raise budget.TooLarge(f"to read it takes more than {seconds:,.0f} s of CPU time")
-        if ended.returncode:
-            raise UnreadableFile(
-                path, f"is damaged: it ends the process that reads it (exit code {ended.returncode})", _REMEDY
-            )
-        kind, answer = marshal.loads(ended.stdout)
-        if kind == unpickle.TOO_LARGE:
-            raise budget.TooLarge(answer)
+    seconds, most_bytes = budget.allowed(path)
+    command = [sys.executable, "-I", "-S", str(unpickle.__file__), str(math.ceil(seconds)), str(int(most_bytes))]
+    with atomic.open_regular(path) as file:
+        ended = subprocess.run(command, stdin=file, capture_output=True, start_new_session=True)
+    if ended.returncode in _OUT_OF_TIME:
+        raise budget.TooLarge(f"to read it takes more than {seconds:,.0f} s of CPU time")
+    if ended.returncode:
+        what = f"is damaged: it ends the process that reads it (exit code {ended.returncode})"
+        raise UnreadableFile(path, what, _REMEDY)
+    kind, answer = marshal.loads(ended.stdout)
+    if kind == unpickle.TOO_LARGE:
+        raise budget.TooLarge(answer)
     if kind == unpickle.REFUSED:
-        words = ascii(answer)[1:-1][:_LONGEST]
-        raise UnreadableFile(path, f"is no memory snapshot of torch: {words}", _REMEDY)
-    snapshot: dict[str, Any] = answer
-    return snapshot
+        raise UnreadableFile(path, f"is no memory snapshot of torch: {ascii(answer)[1:-1][:_LONGEST]}", _REMEDY)
+    return dict(answer)

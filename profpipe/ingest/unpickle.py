@@ -13,7 +13,6 @@ from __future__ import annotations
 import gc
 import gzip
 import marshal
-import operator
 import os
 import pickle
 import resource
@@ -24,29 +23,17 @@ from typing import Any
 READ, TOO_LARGE, REFUSED = "read", "too large", "refused"
 
 _FRAMES = [{"filename": str, "line": int, "name": str}]
-_BLOCK = {"size": int, "state": str, "address": int, "requested_size": int, "frames": _FRAMES, "user_metadata": str}
-_SEGMENT: dict[str, Any] = {
-    "device": int,
-    "blocks": [_BLOCK],
-    "segment_type": str,
-    "segment_pool_id": (int, int),
-    "is_expandable": bool,
-    "frames": _FRAMES,
-    **dict.fromkeys(("total_size", "allocated_size", "active_size", "requested_size", "address", "stream"), int),
-}
-_ENTRY: dict[str, Any] = {
-    "pool_id": (int, int),
-    "frames": _FRAMES,
-    **dict.fromkeys(("size", "addr", "device_free", "stream", "time_us"), int),
-    **dict.fromkeys(("action", "compile_context", "user_metadata"), str),
-}
-#: A type, the items of a list or a tuple, or the values of a dict, from ``torch.cuda.memory._snapshot`` (torch 2.1 to
-#: 2.13). Other keys are left out.
+_TEXT = {"frames": _FRAMES, "user_metadata": str}
+_BLOCK = {**_TEXT, "size": int, "state": str, "address": int, "requested_size": int}
+_SEGMENT = {"device": int, "address": int, "total_size": int, "is_expandable": bool, "blocks": [_BLOCK]}
+_ENTRY = {**_TEXT, "action": str, "size": int, "addr": int, "time_us": int}
+#: A type, the items of a list, or the values of a dict, from ``torch.cuda.memory._snapshot`` (torch 2.1 to 2.13). Other
+#: keys are passed on as they are, and not read.
 SNAPSHOT = {
     "segments": [_SEGMENT],
     "device_traces": [[_ENTRY]],
+    "profpipe": str,
     "external_annotations": [{"stage": str, "name": str, "device": int, "time_us": int}],
-    "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": str, "expandable_segments": bool},
 }
 _REQUIRED = {"segments", "device_traces", "total_size", "blocks", "size", "state", "action", "filename", "line", "name"}
 
@@ -54,9 +41,7 @@ _REQUIRED = {"segments", "device_traces", "total_size", "blocks", "size", "state
 class Refused(Exception):
     """The file is no snapshot. The text says why, ``place`` where, as a path of keys."""
 
-    def __init__(self, why: str, place: str = "") -> None:
-        super().__init__(why)
-        self.place = place
+    place = ""
 
 
 class PlainUnpickler(pickle.Unpickler):
@@ -69,36 +54,30 @@ class PlainUnpickler(pickle.Unpickler):
         raise Refused("asks for an object outside of the file, and a snapshot asks for none")
 
 
-def check(value: Any, shape: Any, checked: dict[tuple[int, int], Any]) -> Any:
-    """Return ``value``, or a copy where it has more keys; raise Refused where a type differs or a key is missing.
+def check(value: Any, shape: Any, checked: set[tuple[int, int]]) -> None:
+    """Raise Refused where a type differs from ``shape`` or a key is missing.
 
-    ``checked`` has what was returned before, by the ids of value and shape: what is shared is checked once.
+    ``checked`` has the ids of what was checked with which shape: what is shared is checked once.
     """
     kind: Any = shape if isinstance(shape, type) else type(shape)
     if type(value) is not kind:
         raise Refused(f"is of type {type(value).__name__}, and not {kind.__name__}")
-    if kind is int and not 0 <= value < 1 << 64:
-        raise Refused("is no whole number from 0 to 2**64 - 1")
-    if shape is kind:
-        return value
-    if (kept := checked.get((id(value), id(shape)))) is not None:
-        return kept
-    if kind is tuple and len(value) != len(shape):
-        raise Refused(f"has {len(value)} items, and not {len(shape)}")
-    parts: dict[Any, Any] = {}
-    for name, item in value.items() if kind is dict else enumerate(value):
-        if kind is not dict or name in shape:
-            try:
-                parts[name] = check(item, shape[name] if kind is dict else shape[0], checked)
-            except Refused as refused:
-                refused.place = (f".{name}" if kind is dict else f"[{name}]") + refused.place
-                raise
-    if kind is dict and (missing := [name for name in shape if name in _REQUIRED and name not in parts]):
+    if kind is int and not 0 <= value < 1 << 62:
+        raise Refused("is no whole number from 0 to 2**62 - 1")
+    if kind is str:
+        value.encode()
+    if shape is kind or (id(value), id(shape)) in checked:
+        return
+    checked.add((id(value), id(shape)))
+    if kind is dict and (missing := [name for name in shape if name in _REQUIRED and name not in value]):
         raise Refused(f"has no {missing[0]}")
-    values = value.values() if kind is dict else value
-    is_same = len(parts) == len(value) and all(map(operator.is_, parts.values(), values))
-    kept = checked[id(value), id(shape)] = value if is_same else parts if kind is dict else kind(parts.values())
-    return kept
+    parts = ((name, shape[name]) for name in shape if name in value) if kind is dict else enumerate(shape * len(value))
+    for name, of_part in parts:
+        try:
+            check(value[name], of_part, checked)
+        except Refused as refused:
+            refused.place = (f".{name}" if kind is dict else f"[{name}]") + refused.place
+            raise
 
 
 def read(most_bytes: int) -> bytes:
@@ -106,7 +85,9 @@ def read(most_bytes: int) -> bytes:
     try:
         is_zipped = sys.stdin.buffer.peek(2).startswith(b"\x1f\x8b")  # type: ignore[union-attr]
         file = gzip.GzipFile(fileobj=sys.stdin.buffer) if is_zipped else sys.stdin.buffer
-        return marshal.dumps((READ, check(PlainUnpickler(file).load(), SNAPSHOT, {})))
+        snapshot = PlainUnpickler(file).load()
+        check(snapshot, SNAPSHOT, set())
+        return marshal.dumps((READ, snapshot))
     except MemoryError:
         pair = TOO_LARGE, f"to read it takes more than {most_bytes / 1e6:,.0f} MB of memory"
     except Refused as refused:

@@ -38,9 +38,10 @@ def artifacts(job: Job) -> list[Artifact]:
     """Return the snapshots of all processes, with those of failed allocations; of a script, those of its cases."""
     if job.script is None:
         return [*sorted(job.folder.glob(f"{job.stem}.*{TRAITS.suffix}")), *job.records]
-    return [*job.case_files(TRAITS.suffix), *job.records]
+    return [*job.case_files(TRAITS.suffix), *job.case_files(f".oom{TRAITS.suffix}"), *job.records]
 
 
 def diagnose(log: str) -> tuple[str, str] | None:
-    match = re.search(r"^profpipe: (nothing was recorded: no process used a GPU .+?)\.?$", log, re.MULTILINE)
-    return ("skipped", match[1]) if match else None
+    match = re.search(r"^profpipe: (nothing was recorded: .+?)\.?$", log, re.MULTILINE)
+    # A program without a GPU is nothing for this profiler.
+    return ("skipped" if "no process used" in match[1] else "failed", match[1]) if match else None

@@ -8,7 +8,6 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -312,23 +311,21 @@ def _bar(chart: doc.Chart, panel: Panel, row: int, scale: Scale, total: float, s
 
 def areas(chart: doc.Chart, panel: Panel) -> Drawing:
     """Return stacked amounts over an axis, with a line and a name where the phase changes."""
-    marks = panel[0].marks
-    sums = [sum(series.marks[i].y for series in panel) for i in range(len(marks))]
+    marks, values = panel[0].marks, ([mark.y for mark in series.marks] for series in panel)
+    sums = list(itertools.accumulate(values, lambda *pair: [sum(both) for both in zip(*pair, strict=True)]))
     x = Scale(marks[0].x, marks[-1].x, _LEFT, _RIGHT)
-    y = Scale(0.0, 1.05 * max(sums) or 1.0, _TOP + LINE + _STRIP, _TOP + LINE)
+    y = Scale(0.0, 1.05 * max(sums[-1]) or 1.0, _TOP + LINE + _STRIP, _TOP + LINE)
     parts = list(value_grid(chart.y, y, _LEFT, _RIGHT))
     parts += [word(f"{value:g}", x(value), y.start + 17, "tick middle") for value in x.ticks()]
-    below = [0.0] * len(marks)
-    for series in panel:
-        above = [low + mark.y for low, mark in zip(below, series.marks, strict=True)]
-        ends = [(x(mark.x), y(value)) for mark, value in zip(marks, above, strict=True)]
-        ends += [(x(mark.x), y(value)) for mark, value in zip(marks[::-1], below[::-1], strict=True)]
-        most = max(mark.y for mark in series.marks)
-        d = "M" + "L".join(f"{left:g} {top:g}" for left, top in ends) + "z"
-        tip_text = f"{flat(series.name)}\nat most {quantity(most, chart.y)}"
-        shape = empty("path", d=d, class_="piece", data_tip=tip_text)
+    for series, below, above in zip(panel, [[0.0] * len(marks), *sums], sums, strict=False):
+        # An amount holds until the next one.
+        steps = list(zip(marks, [*marks[1:], marks[-1]], above, below, strict=True))
+        ends = [(mark, high) for one, next_one, high, _ in steps for mark in (one, next_one)]
+        ends += [(mark, low) for one, next_one, _, low in steps[::-1] for mark in (next_one, one)]
+        d = "M" + "L".join(f"{x(mark.x):g} {y(value):g}" for mark, value in ends) + "z"
+        tip = f"{flat(series.name)}\nat most {quantity(max(mark.y for mark in series.marks), chart.y)}"
+        shape = empty("path", d=d, class_="piece", data_tip=tip)
         parts.append(element("g", shape, class_=f"series {key_class(series.key)}", data_series=series.key))
-        below = above
     free = float(_LEFT)
     for note, group in itertools.groupby(marks, key=lambda mark: mark.note):
         left = x(next(group).x)
@@ -528,8 +525,7 @@ def legend(chart: doc.Chart) -> Iterator[tuple[doc.Series, str, Drawing]]:
     for key, series in named_series.items() if len(named_series) > 1 else ():
         if chart.kind in (doc.ChartKind.STACKED_BARS, doc.ChartKind.AREAS):
             box = empty("rect", x=1, y=2, width=13, height=13, rx=2, class_="piece")
-            is_bars = chart.kind is doc.ChartKind.STACKED_BARS
-            named = replace(series, name=_append_shares(chart, series)) if is_bars else series
+            named = doc.Series(_append_shares(chart, series), key, (), series.is_baseline, series.is_rejected)
             yield named, series_class(series, key_class(key)), Drawing(box, 16, 16)
         else:
             colour, shape = classes[key]

@@ -431,20 +431,16 @@ MEMORY: Final = _table(
     + _RANK
     + _DEVICE
     + """
-    moment str     peak, failure (an allocation failed), peak_block and failure_block: the largest blocks then; asked:
-                   what failed; time: a point of two steps; growth: what a step leaves behind, growth_caller: the line
-                   that calls what leaves most; advice: what would free memory at the failure; fact: a size of the
-                   device or the failure
-    part   str     parameters, gradients, optimizer, activations (kept for the backward pass), temporary (given back in
-                   the same pass), kept (from a forward pass for a later one), workspace (of cuBLAS), other, rounding,
-                   cached, fragmented (free between blocks in use) or outside (of torch in this process); of what
-                   failed, the pass; of advice and facts, which
-    name   str     path of the module, or the function of torch, that allocated it; of parameters, gradients and states
-                   of the optimizer the type of data; of a time, the pass
-    place  str     line of the program that allocated most of it
+    moment str     peak, failure (an allocation failed), peak_block, failure_block (the largest blocks, and the size of
+                   one), asked (what failed), time (a point of two steps), growth (what a step leaves behind), advice
+                   (what would free memory at the failure) or fact (a size of the device or of the failure)
+    part   str     parameters, gradients, optimizer, activations, temporary, kept, workspace, other, rounding, cached,
+                   fragmented or outside, as docs/memory.md explains them; of other rows the pass, or which
+    name   str     module or function of torch that allocated it, type of data, pass, or line that calls the model
+    place  str     line of the program that allocated the largest block of it
     at_ns  Float64 of a time: when, since the begin of the history
     bytes  Float64 size
-    blocks Int64   number of blocks
+    blocks Int64   number of blocks, or of allocations that failed
     """,
     is_new=True,
     parquet_only=True,

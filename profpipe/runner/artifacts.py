@@ -356,9 +356,10 @@ def explain_missing_records(job: Job, seconds: float) -> str:
     if not loads_hook(job) or starts_no_python(job):
         return f"{NO_SPAN}{why}" if (why := _explain_short(job, seconds)) else ""
     if job.profiler == "memory":
-        text = "" if has_results(job) else f"{NO_SPAN}no process used a GPU through torch."
-        if not text:
+        if any(job.folder.glob(f"{job.stem}.*.memory.pickle")):
             return ""
+        why = next((said for said in _read_notes(job) if "memory" in said), "no process used a GPU through torch")
+        text = f"{NO_SPAN}{why}."
     elif why := _explain_other_profiler(job):
         text = f"{NO_SPAN}{why}"
     elif why := _explain(job) if job.is_hooked else _explain_span(job, seconds):
@@ -371,13 +372,18 @@ def explain_missing_records(job: Job, seconds: float) -> str:
     return text
 
 
+def _read_notes(job: Job) -> list[str]:
+    """Return the notes and the errors of the start-up hook."""
+    lines = [line for path in job.records for line in event_lines.read(path, "hook")[0]]
+    errors = [f"{line['during']}: {line['message']}" for line in lines if line["hook"] == "error"]
+    return [*(str(line["text"]) for line in lines if line["hook"] == "note"), *errors]
+
+
 def _explain_other_profiler(job: Job) -> str:
     """Return that the program has a profiler, where that left no trace and kept profpipe's from recording one."""
     if job.profiler != "torch" or job.settings.collect or any(job.folder.glob(f"{job.stem}.*.pt.trace.json.gz")):
         return ""
-    lines = (line for path in job.records for line in event_lines.read(path, "hook")[0])
-    notes = (str(line["text"]) for line in lines if line["hook"] == "note")
-    note = next((text for text in notes if "uses torch.profiler itself" in text), "")
+    note = next((text for text in _read_notes(job) if "uses torch.profiler itself" in text), "")
     remedy = "Name the trace that the program writes under `collect:` in a pipeline file, or turn its profiler off."
     return f"{note}, and that of the program left no trace. {remedy}" if note else ""
 

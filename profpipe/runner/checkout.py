@@ -70,7 +70,7 @@ def list_commits(repository: Path, good: str, bad: str) -> list[tuple[str, str]]
     hashes = [commit for commit, *_ in rows]
     if good not in hashes[:-1]:
         what = f"GOOD ({good[:12]}) is none of the first parents of BAD ({bad[:12]})."
-        if (_git(repository, "merge-base", good, bad) or "").strip() == bad:
+        if good != bad and (_git(repository, "merge-base", good, bad) or "").strip() == bad:
             raise ConfigError("GOOD..BAD", "is the wrong way round: BAD comes before GOOD.", "Exchange the commits.")
         remedy = f"The commit where both branches part is `git merge-base {good[:12]} {bad[:12]}`."
         raise ConfigError("GOOD..BAD", what, remedy)

@@ -461,9 +461,8 @@ class Session:
         if entry is None:
             return job
         plain = replace(job.move_to(self.folder / entry.folder), profiler="plain")
-        failure = entry.reason if entry.cause in (Cause.EXIT, Cause.GPU_MEMORY) else ""
-        if entry.cause is Cause.GPU_MEMORY and job.profiler == MEMORY:
-            failure = ""
+        causes = (Cause.EXIT,) if job.profiler == MEMORY else (Cause.EXIT, Cause.GPU_MEMORY)
+        failure = entry.reason if entry.cause in causes else ""
         ended_well = entry.cause is Cause.NONE and entry.returncode == 0
         adapted = after_plain.adapt(job, plain, failure, entry.seconds, ended_well)
         if isinstance(steps := adapted.settings.steps, ChosenSteps) and steps.is_stop_chosen:

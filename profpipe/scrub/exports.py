@@ -106,9 +106,9 @@ PARSERS: Final = frozenset(parser for parser, _ in _COPIES)
 #: The output of the processes of a job: it may hold whatever a program prints.
 LOG = "log.txt"
 
-#: Reports of nsys, the recordings behind them, reports of ncu, and snapshots of memory with their facts. Nothing can be
-#: removed from these.
-_REPORT_SUFFIXES = (".nsys-rep", ".qdrep", ".qdstrm", ".ncu-rep", ".memory.pickle", ".memory.json")
+#: Reports of nsys, the recordings behind them, reports of ncu, and snapshots of memory: nothing can be removed from
+#: these.
+_REPORT_SUFFIXES = (".nsys-rep", ".qdrep", ".qdstrm", ".ncu-rep", ".memory.pickle")
 
 
 def scrub_exports(files: Iterable[Path], pipeline_dir: Path | None) -> dict[Path, bool]:

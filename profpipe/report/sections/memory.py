@@ -9,6 +9,7 @@ import pandas as pd
 
 from profpipe.analysis.findings import WorkloadFindings
 from profpipe.analysis.memory import CaseMemory, find_fit, find_leading, find_memory
+from profpipe.job import Status
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text, fill, plural
 from profpipe.report.units import percent, size_unit
@@ -35,11 +36,10 @@ _KEYS: Mapping[str, str] = {
     "parameters": "attention", "optimizer": "optimizer", "workspace": "memset", "other": "rest", "gradients": "copy",
     "kept": "conv", "activations": "gemm", "temporary": "elementwise",
 }  # fmt: skip
-_SETTING = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 _ADVICE: Mapping[str, str] = {
-    "checkpoint": "Checkpointing of {} would free about SIZE.",
-    "bfloat16": "Autocast to {} would free about SIZE of activations.",
-    "expandable_segments": "{} would make up to SIZE usable.",
+    "checkpoint": "Checkpointing of {} would free up to SIZE.",
+    "bfloat16": "Autocast to {} would free up to SIZE of activations.",
+    "expandable": "torch has SIZE free, in pieces of at most PIECE, which are too small. {} can join them.",
     "outside": "Other processes and CUDA contexts hold SIZE of the GPU.",
 }
 
@@ -65,52 +65,45 @@ def _memories(workload: WorkloadFindings) -> list[CaseMemory]:
 def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
     """Yield what ran out of memory and what would help, who holds the peak, what grows, and what would fit."""
     memories = _memories(workload)
-    cases = {case.id: case for case in workload.cases}
+    status = {case.id: case.status for case in workload.cases}
+    names = {case.id: fill("{}: ", case_text(case)) if len(status) > 1 else "" for case in workload.cases}
     failed = [memory for memory in memories if len(memory.at("failure"))]
     # What a program caught was no failure; a file says nothing of its program.
-    caught = {memory.case for memory in failed if workload.declared and cases[memory.case].status not in FAILED}
+    caught = [memory for memory in failed if workload.declared and status[memory.case] != Status.OOM]
     for memory in failed:
-        if memory.case not in caught:
-            yield from _describe_failure(memory, case_text(cases[memory.case]) if len(cases) > 1 else "")
-    for memory in sorted(memories, key=lambda memory: -memory.reserved)[:1]:
-        if leading := find_leading(memory):
-            part, name, place, share = leading
-            said = (
-                f"At the peak of {_size(memory.sum_parts('peak').sum())} {_name(part)}{{}} hold {percent(share)} %{{}}."
-            )
-            yield fill(said, _code(name, " of {}"), _code(place, " ({})"))
+        yield from _describe_failure(memory, names[memory.case]) if memory not in caught else ()
+    for memory in sorted(memories, key=lambda memory: -memory.sum_parts("peak").sum())[:1]:
+        part, name, place, share = find_leading(memory)
+        peak, hold = _size(memory.sum_parts("peak").sum()), "holds" if part == "rounding" else "hold"
+        said = f"{{}}At the peak of {peak} {_name(part)}{{}} {hold} {percent(share)} %{{}}."
+        yield fill(said, names[memory.case], _code(name, " of {}"), _code(place, " ({})"))
     for memory in memories:
         growth = memory.at("growth").sort_values("bytes", ascending=False)
         if len(growth):
-            places = dict.fromkeys(rows["place"].iloc[0] for rows in (growth, memory.at("growth_caller")))
-            said = f"Each step leaves {_size(growth['bytes'].sum())} behind, most of it from {{}}."
-            yield fill(said, doc.join(map(_code, places), last=", called at "))
-    for memory in failed:
-        if memory.case in caught:
-            count = plural(len(memory.at("asked")), "allocation")
-            yield fill(f"{count} failed, and the program went on. The last: {{}}", next(_describe_failure(memory, "")))
+            places = dict.fromkeys(growth[["place", "name"]].iloc[0])
+            total, most = _size(growth["bytes"].sum()), _size(growth["bytes"].iloc[0])
+            said = f"{{}}Each step leaves {total} behind, {most} of it from {{}}."
+            yield fill(said, names[memory.case], doc.join(map(_code, places), last=", called at "))
+    for memory in caught:
+        then = " before the program did" if status[memory.case] in FAILED else ", and the program went on"
+        said = f"{{}}{plural(int(memory.at('asked')['blocks'].iloc[0]), 'allocation')} failed{then}. The last: {{}}"
+        yield fill(said, names[memory.case], next(_describe_failure(memory, "")))
     yield from _describe_fit(workload, [memory for memory in memories if memory.at("failure").empty])
 
 
-def _describe_failure(memory: CaseMemory, case: doc.Text) -> Iterator[doc.Text]:
+def _describe_failure(memory: CaseMemory, name: doc.Text) -> Iterator[doc.Text]:
     """Yield what asked for memory that was not there, and what held it; then what would have left room."""
     asked, parts, facts = memory.at("asked").iloc[-1], memory.sum_parts("failure"), memory.facts
     held = [f"{_name(part)} {_size(size)}" for part, size in parts[:_MOST_PARTS].items() if size > _LEAST * parts.sum()]
     during = f" in the {_PASSES[asked['part']]}" if asked["part"] in _PASSES else ""
     who = doc.join([doc.Code(text) for text in (asked["name"], asked["place"]) if text], last=" at ")
     left = f", and {_size(facts['free'])} of {_size(facts['capacity'])} were free" if "free" in facts else ""
-    said = f"{{}}out of memory{during}: {{}} asked for {_size(asked['bytes'])}{left}. Held: {{}}."
-    said = said if case else said.replace("{}out", "{}Out", 1)
-    yield fill(said, fill("{}: ", case) if case else "", who, doc.join(held))
+    said = f"{{}}Out of memory{during}: {{}} asked for {_size(asked['bytes'])}{left}. Held: {{}}."
+    yield fill(said, name, who, doc.join(held))
     advice = memory.at("advice").sort_values("bytes", ascending=False)
-    unused = float(advice.loc[advice["part"] == "expandable_segments", "bytes"].sum())
-    if unused >= asked["bytes"] > facts["largest"]:
-        piece = _size(facts["largest"])
-        yield f"torch has {_size(unused)} free, in pieces of at most {piece}: too small for {_size(asked['bytes'])}."
-    for row in advice[advice["bytes"] >= max(_LEAST * parts.sum(), asked["bytes"])].itertuples():
-        names = {"checkpoint": row[advice.columns.get_loc("name") + 1], "expandable_segments": _SETTING}
-        said = _ADVICE[str(row.part)].replace("SIZE", _size(row.bytes))
-        yield fill(said, doc.Code(names.get(str(row.part), str(row.part)))) if "{}" in said else said
+    for row in advice[advice["bytes"] >= max(_LEAST * parts.sum(), asked["bytes"])].to_dict("records"):
+        said = _ADVICE[row["part"]].replace("SIZE", _size(row["bytes"])).replace("PIECE", _size(facts["largest"]))
+        yield fill(said, doc.Code(row["name"])) if row["name"] else said
 
 
 def _describe_fit(workload: WorkloadFindings, memories: list[CaseMemory]) -> Iterator[doc.Text]:
@@ -120,11 +113,9 @@ def _describe_fit(workload: WorkloadFindings, memories: list[CaseMemory]) -> Ite
         others = {tuple(pair for pair in params[memory.case].items() if pair[0] != axis) for memory in memories}
         if len(others) == 1 and (fit := find_fit(values)):
             grows = doc.join(f"{_name(part)} {_size(size)}" for part, size in list(fit.growing.items())[:_MOST_PARTS])
-            upper = f" to {fit.most}" if fit.most > fit.least else ""
-            said = (
-                f"The largest {axis} that fits is {fit.least}{upper}: {_size(max(fit.fixed, 0.0))} do not grow with it"
-            )
-            yield fill(f"{said}, and one more takes {_size(fit.slope)} ({{}}).", grows)
+            fits = f"{fit.least} to {fit.most}" if fit.most > fit.least else fit.least
+            said = f"The largest {axis} that fits is {fits}: {_size(max(fit.fixed, 0.0))} do not grow with it, and"
+            yield fill(f"{said} one more takes {_size(fit.slope)} ({{}}).", grows)
 
 
 def compare_peaks(parts: pd.DataFrame) -> Iterator[doc.Block]:
@@ -145,11 +136,9 @@ def memory(workload: WorkloadFindings) -> doc.Section:
     """Return what holds the memory of the first case in full, of others folded; empty where none was recorded."""
     memories = sorted(_memories(workload), key=lambda memory: memory.at("failure").empty)
     texts = {case.id: case_text(case) for case in workload.cases}
-    blocks: list[doc.Block | None] = []
-    for number, of_case in enumerate(memories[:_CASES]):
-        tables = _tables(of_case)
-        blocks += [*tables, _draw(workload, of_case)] if not number else [doc.Details(texts[of_case.case], tables)]
-    note = "The parts in use add up to what torch's allocator gave out. A line is that of most of a row."
+    first = (block for of_case in memories[:1] for block in (*_tables(of_case), _draw(workload, of_case)))
+    blocks = [*first, *(doc.Details(texts[of_case.case], _tables(of_case)) for of_case in memories[1:_CASES])]
+    note = "The parts in use add up to what torch's allocator gave out. A line is that of the largest block of its row."
     return doc.make_section("memory_peak", "Who holds the memory", blocks, note, workload.name)
 
 
@@ -157,22 +146,27 @@ def _tables(memory: CaseMemory) -> tuple[doc.TableBlock, ...]:
     moment, title = ("peak", "At the peak") if memory.at("failure").empty else ("failure", "When an allocation failed")
     total = float(memory.sum_parts(moment).sum())
     rows = memory.at(moment)
+    rank, process, device = rows[["rank", "process", "device"]].iloc[0]
+    where = f"GPU {device} of {f'process {process}' if pd.isna(rank) else f'rank {rank}'}"
+    where = f" ({where}, {'the highest' if moment == 'peak' else 'one'} of {memory.places})" * (memory.places > 1)
     is_unused = rows["part"].isin(UNUSED_MEMORY)
     listed = rows[~is_unused].sort_values("bytes", ascending=False)
     rest = listed[_MOST_HOLDERS:].groupby("part", as_index=False)[["bytes", "blocks"]].sum().assign(name="", place="")
     columns: doc.Columns[Any] = [
         (doc.label("part"), lambda row: _name(row["part"])),
+        (doc.number("size", "", size_unit([total])), lambda row: row["bytes"]),
+        (doc.percent("share", ""), lambda row: "" if row["part"] in UNUSED_MEMORY else row["bytes"] / total),
         (doc.words("name", "of"), lambda row: _code(row["name"])),
         (doc.words("place", "line"), lambda row: _code(row["place"])),
         (doc.count("blocks"), lambda row: row["blocks"] or ""),
-        (doc.number("size", "", size_unit([total])), lambda row: row["bytes"]),
-        (doc.percent("share", ""), lambda row: "" if row["part"] in UNUSED_MEMORY else row["bytes"] / total),
     ]
     records = pd.concat([listed[:_MOST_HOLDERS], rest, rows[is_unused]]).fillna({"blocks": 0}).to_dict("records")
     blocks = memory.at(f"{moment}_block").to_dict("records")[:_MOST_BLOCKS]
     return (
-        doc.table_of(f"{moment} {memory.case}", records, columns, f"{title}: {_size(total)} in use"),
-        doc.table_of(f"{moment}_blocks {memory.case}", blocks, columns, "Largest blocks", doc.OnPage.DETAILS),
+        doc.table_of(f"{moment} {memory.case}", records, columns, f"{title}: {_size(total)} in use{where}"),
+        doc.table_of(
+            f"{moment}_blocks {memory.case}", blocks, columns, "Largest blocks, and the size of one", doc.OnPage.DETAILS
+        ),
     )
 
 
