@@ -134,6 +134,37 @@ def test_torch_says_that_no_gpu_was_used(tmp_path):
     assert done.returncode == 0 and done.explanation == "nothing was recorded: no process used a GPU through torch."
 
 
+CRUNCH = """
+import time
+def work(n):
+    return sum(i * i for i in range(n))
+def wait():
+    time.sleep(0.4)
+begin = time.perf_counter()
+for step in range(4):
+    work(1_500_000)
+worked = time.perf_counter()
+for step in range(4):
+    wait()
+print("TRUTH", worked - begin, time.perf_counter() - worked)
+"""
+
+
+@pytest.mark.slow
+def test_a_python_program_without_torch_has_the_lines_by_time(tmp_path):
+    (tmp_path / "crunch.py").write_text(CRUNCH, encoding="utf-8")
+    profpipe(tmp_path, "run", "-p", "plain,torch", "--", sys.executable, "crunch.py")
+    latest = tmp_path / "out" / "latest"
+    ns = {row["kernel"]: float(row["total_ns"]) for row in rows(latest / "kernels.parquet")}
+    log = (latest / "raw" / "crunch" / "lines" / "log.txt").read_text(encoding="utf-8")
+    worked, waited = (float(word) for word in log.rpartition("TRUTH")[2].split()[:2])
+    assert ns["crunch.py:4"] / 1e9 == pytest.approx(worked, rel=0.1, abs=0.03)
+    assert ns["crunch.py:6"] / 1e9 == pytest.approx(waited, rel=0.1, abs=0.03)
+    page = (latest / "SUMMARY.md").read_text(encoding="utf-8")
+    assert "- Time of the main thread, its waits included: " in page and "at `crunch.py:6`" in page
+    assert "py-spy" not in page
+
+
 @pytest.mark.slow
 def test_a_program_on_the_cpu_without_torch_gets_the_names_of_other_tools(tmp_path):
     profpipe(tmp_path, "run", "-p", "plain,torch", "--", "sh", "-c", "true")

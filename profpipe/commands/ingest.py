@@ -332,7 +332,9 @@ def _lines(result: reader.Read) -> Iterator[str]:
     if origin.total_ns is None and result.tables.kernels["total_ns"].notna().any():
         total = "the time of some of them not in the file"
     tool = " ".join(part for part in (origin.tool, origin.tool_version) if part)
-    yield f"{result.source.name}: {result.parser} ({tool}), {launches}, {total}"
+    # A snapshot of memory holds no kernel.
+    counted = "" if len(result.tables.memory) else f", {launches}, {total}"
+    yield f"{result.source.name}: {result.parser} ({tool}){counted}"
     read_with = [f"read with it: {name}" for name in origin.read_with]
     # The notes are warnings of the screen.
     yield from (f"  {note}" for note in (*origin.details, *read_with))

@@ -29,7 +29,7 @@ from profpipe.hook.record import HookRecord
 from profpipe.hook.settings import HookSettings
 
 #: Seconds between two samples in the mean, and for which a thread may keep the interpreter's lock.
-_PERIOD_S, _SWITCH_S = 0.005, 1e-4
+PERIOD_S, SWITCH_S = 0.005, 1e-4
 #: A recording of hours needs no more of either.
 _MOST_SAMPLES, _MOST_WAITS = 1_000_000, 200_000
 
@@ -164,7 +164,7 @@ class Host:
     def _begin(self) -> None:
         self._is_on = True
         self._switch_s = sys.getswitchinterval()
-        sys.setswitchinterval(min(_SWITCH_S, self._switch_s))
+        sys.setswitchinterval(min(SWITCH_S, self._switch_s))
         os.register_at_fork(after_in_child=self._leave)
         self._watch()
         self._thread = threading.Thread(target=self._guard, args=(self._sample,), name="profpipe-host", daemon=True)
@@ -176,7 +176,7 @@ class Host:
             return
         self._is_on = False
         # The program may have chosen another one meanwhile.
-        if abs(sys.getswitchinterval() - _SWITCH_S) < _SWITCH_S / 10:
+        if abs(sys.getswitchinterval() - SWITCH_S) < SWITCH_S / 10:
             sys.setswitchinterval(self._switch_s)
         for undo in self._undo:
             self._guard(undo)
@@ -208,7 +208,7 @@ class Host:
         own, ended = threading.get_ident(), self._ended
         # Its own numbers: those of the program must not change.
         chance = random.Random(0)
-        while not ended.wait(_PERIOD_S * (0.5 + chance.random())) and len(self._samples) < _MOST_SAMPLES:
+        while not ended.wait(PERIOD_S * (0.5 + chance.random())) and len(self._samples) < _MOST_SAMPLES:
             now = time.perf_counter_ns()
             threads = {thread.ident: thread.native_id for thread in threading.enumerate()}
             frame: Optional[types.FrameType]

@@ -12,13 +12,14 @@ from typing import Any, Final
 from profpipe import plugins
 from profpipe.errors import ConfigError, one_line
 from profpipe.job import Profiler, Traits
-from profpipe.profilers import memory, ncu, nsys, plain, rocprof, torch
+from profpipe.profilers import lines, memory, ncu, nsys, plain, rocprof, torch
 
 #: In the order of the report: times without a profiler first, the slowest tool last.
 _BUILT_IN: Final[dict[str, Profiler]] = {
     "plain": plain,
     "torch": torch,
     "memory": memory,
+    "lines": lines,
     "nsys": nsys,
     "ncu": ncu,
     "rocprof": rocprof,

@@ -353,6 +353,9 @@ def explain_missing_records(job: Job, seconds: float) -> str:
 
     The reason is also written where the parser of the hook's files finds it.
     """
+    traits = find_traits(job.profiler)
+    if traits.needs_hook and not traits.needs_torch:
+        return ""  # it records without steps
     if not loads_hook(job) or starts_no_python(job):
         return f"{NO_SPAN}{why}" if (why := _explain_short(job, seconds)) else ""
     if job.profiler == "memory":

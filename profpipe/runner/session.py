@@ -75,6 +75,9 @@ from profpipe.scrub import exports
 #: The profiler that shows what held the memory of a program that ran out of it, and the longest one that is run again.
 MEMORY = "memory"
 _LONGEST_FAILURE_S = 900.0
+#: The profiler of a Python program without torch, and the shortest one that is run again.
+LINES = "lines"
+_LEAST_LINES_S = 1.0
 
 
 def load_rules(request: RunRequest) -> Any:
@@ -306,6 +309,7 @@ class Session:
         waiting = [job for job in planned if guided_ncu.is_guided(job)]
         self.run_jobs([job for job in planned if not guided_ncu.is_guided(job)], listener, later=waiting)
         self.run_jobs(self._memory_jobs(planned), listener)
+        self.run_jobs(self._line_jobs(planned), listener)
         # The captures of the other profilers name the kernels for ncu, so guided jobs run after them.
         guided = self._guided_jobs(waiting)
         self.run_jobs(guided, listener)
@@ -498,10 +502,33 @@ class Session:
         }
         if not failed:
             return []
-        tools = {**self.machine.tools, MEMORY: profilers.ALL[MEMORY].find(process.ask)}
+        return [job for job in self._plan_commands(MEMORY) if (job.workload, job.cases[0].id) in failed]
+
+    def _line_jobs(self, planned: Sequence[Job]) -> list[Job]:
+        """Return the jobs that sample the lines of Python programs without torch, on a machine without a GPU."""
+        if self.machine.gpus or any(job.profiler == LINES for job in planned):
+            return []
+        # torch was asked for, and plain showed that nothing imports it.
+        skipped = {
+            entry.workload
+            for entry in self.manifest.jobs
+            if entry.profiler == "torch" and entry.status is Status.SKIPPED and entry.cause is Cause.TOOL_MISSING
+        }
+        jobs = [job for job in self._plan_commands(LINES) if job.workload in skipped]
+        plain = {job.folder: self._find_plain(job) for job in jobs}
+        return [
+            job
+            for job in jobs
+            if (entry := plain[job.folder]) and entry.returncode == 0 and entry.seconds >= _LEAST_LINES_S
+            if any((self.folder / entry.folder).glob("hook.*.loaded"))
+        ]
+
+    def _plan_commands(self, profiler: str) -> list[Job]:
+        """Return the jobs of all commands under a profiler that the run was not asked for."""
+        tools = {**self.machine.tools, profiler: profilers.ALL[profiler].find(process.ask)}
         machine = ExaminedMachine(tools, self.machine.gpus, self.machine.described)
-        jobs = map(self.placed, plan_jobs(self.request, machine, self.folder, profilers=(MEMORY,)))
-        return [job for job in jobs if job.script is None and (job.workload, job.cases[0].id) in failed]
+        jobs = map(self.placed, plan_jobs(self.request, machine, self.folder, profilers=(profiler,)))
+        return [job for job in jobs if job.script is None]
 
     # --- the reference of a task -------------------------------------------------------------------------------------
 

@@ -63,7 +63,7 @@ def _memories(workload: WorkloadFindings) -> list[CaseMemory]:
 
 
 def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
-    """Yield what ran out of memory and what would help, who holds the peak, what grows, and what would fit."""
+    """Yield what ran out of memory and what would help, what grows, who holds the peak, and what would fit."""
     memories = _memories(workload)
     status = {case.id: case.status for case in workload.cases}
     names = {case.id: fill("{}: ", case_text(case)) if len(status) > 1 else "" for case in workload.cases}
@@ -72,11 +72,6 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
     caught = [memory for memory in failed if workload.declared and status[memory.case] != Status.OOM]
     for memory in failed:
         yield from _describe_failure(memory, names[memory.case]) if memory not in caught else ()
-    for memory in sorted(memories, key=lambda memory: -memory.sum_parts("peak").sum())[:1]:
-        part, name, place, share = find_leading(memory)
-        peak, hold = _size(memory.sum_parts("peak").sum()), "holds" if part == "rounding" else "hold"
-        said = f"{{}}At the peak of {peak} {_name(part)}{{}} {hold} {percent(share)} %{{}}."
-        yield fill(said, names[memory.case], _code(name, " of {}"), _code(place, " ({})"))
     for memory in memories:
         growth = memory.at("growth").sort_values("bytes", ascending=False)
         if len(growth):
@@ -84,6 +79,11 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
             total, most = _size(growth["bytes"].sum()), _size(growth["bytes"].iloc[0])
             said = f"{{}}Each step leaves {total} behind, {most} of it from {{}}."
             yield fill(said, names[memory.case], doc.join(map(_code, places), last=", called at "))
+    for memory in sorted(memories, key=lambda memory: -memory.sum_parts("peak").sum())[:1]:
+        part, name, place, share = find_leading(memory)
+        peak, hold = _size(memory.sum_parts("peak").sum()), "holds" if part == "rounding" else "hold"
+        said = f"{{}}At the peak of {peak} {_name(part)}{{}} {hold} {percent(share)} %{{}}."
+        yield fill(said, names[memory.case], _code(name, " of {}"), _code(place, " ({})"))
     for memory in caught:
         then = " before the program did" if status[memory.case] in FAILED else ", and the program went on"
         said = f"{{}}{plural(int(memory.at('asked')['blocks'].iloc[0]), 'allocation')} failed{then}. The last: {{}}"

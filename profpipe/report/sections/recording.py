@@ -298,6 +298,10 @@ def _used(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
     peaks = {name: case.values[key] for key, name in _PEAKS.items() if key in case.values}
     if parts := [f"{size_unit([peak]).with_name(peak)} of the {name}" for name, peak in peaks.items()]:
         yield f"Peak memory of a process: {' and '.join(parts)}."
+    if workload.kernel_profiler == "lines":
+        top = [row for row in workload.kernels.top if row.case == case.id][:_NAMED]
+        places = doc.join([fill("{} at {}", percent(row.share), doc.Code(row.kernel)) for row in top])
+        yield fill("Time of the main thread, its waits included: {}.", places)
     ended = {job.profiler: (job.status, job.cause) for job in workload.jobs}
     # The runner skips torch where no process imported it.
     is_without_torch = ended.get("torch") == (Status.SKIPPED, Cause.TOOL_MISSING) and wall_ns

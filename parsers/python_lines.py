@@ -1,0 +1,31 @@
+"""Read the samples of Python lines that profpipe's profiler `lines` writes: one process of a program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from profpipe.errors import UnreadableFile
+from profpipe.ingest import json_stream, kernel_classes
+from profpipe.results import atomic, schema
+
+FORMATS = ("samples of Python lines of profpipe (JSON)",)
+ROWS = "Python lines"
+
+
+def sniff(path: Path) -> bool:
+    return json_stream.read_head(path, 256).startswith(b'{"profpipe": "lines"')
+
+
+def parse(path: Path) -> schema.Tables:
+    """Return a `kernels` row of kind `cpu_op` for each place: its samples are the calls."""
+    try:
+        content = json_stream.json.loads(atomic.read_regular(path))
+        rows = [
+            {"kind": "cpu_op", "kernel": str(place) or "(outside of the program)", "calls": int(samples),
+             "total_ns": float(ns), "kernel_class": "python"}
+            for place, ns, samples in content["lines"]
+        ]  # fmt: skip
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise UnreadableFile(path, f"is cut or damaged ({error!r})", "Run the program again.") from error
+    origin = schema.Origin(FORMATS[0], tool="lines", total_ns=0.0, attributed_ns=0.0, unattributed_ns=0.0, rows=ROWS)
+    return schema.Tables(kernels=kernel_classes.annotate(schema.frame(schema.KERNELS, rows)), origin=origin)
