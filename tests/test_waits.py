@@ -415,13 +415,13 @@ def test_a_sample_inside_a_wait_or_an_operator_stands_for_no_code_outside() -> N
 
 def test_code_that_no_file_of_the_program_holds_has_the_line_that_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py"])
-    from profpipe.hook.host import _Places
+    from profpipe.hook.host import Places
 
     found: dict[str, str] = {}
     for path, module in (("<string>", "lib"), ("/tmp/torchinductor_me/kw/ckw7.py", "torch._inductor.x"), ("p.py", "p")):
         names = {"__name__": module, "sys": sys}
         exec(compile("def call():\n    return sys._getframe()\n", path, "exec"), names)
-        places = _Places()
+        places = Places()
         places.number(names["call"]())  # type: ignore[operator]
         found[module] = places.list_names()[0].partition(":")[0].rpartition("/")[2]
     assert found == {"lib": "test_waits.py", "torch._inductor.x": "test_waits.py", "p": "p.py"}
