@@ -61,7 +61,7 @@ def test_the_remedy_is_kept_what_harms_is_refused_and_the_folder_stays_as_it_was
     assert {name: change["outcome"] for name, change in changes.items()} == {
         # One pair is no verdict.
         "loader_workers": "undecided", "gc_freeze": "not tried", "tf32": "not tried", "rate": "refused",
-    }  # fmt: skip
+    }, changes  # fmt: skip
     assert changes["loader_workers"]["place"] == "train.py:15"
     assert ", seeds ±" in changes["rate"]["reason"]
     assert changes["tf32"]["reason"] == "the model is on a CPU"
