@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from profpipe.errors import UnreadableFile
@@ -9,7 +10,7 @@ from profpipe.ingest import json_stream, kernel_classes
 from profpipe.results import atomic, schema
 
 FORMATS = ("samples of Python lines of profpipe (JSON)",)
-ROWS = "Python lines"
+ROWS = schema.PYTHON_LINES
 
 
 def sniff(path: Path) -> bool:
@@ -19,7 +20,7 @@ def sniff(path: Path) -> bool:
 def parse(path: Path) -> schema.Tables:
     """Return a `kernels` row of kind `cpu_op` for each place: its samples are the calls."""
     try:
-        content = json_stream.json.loads(atomic.read_regular(path))
+        content = json.loads(atomic.read_regular(path))
         rows = [
             {"kind": "cpu_op", "kernel": str(place) or "(outside of the program)", "calls": int(samples),
              "total_ns": float(ns), "kernel_class": "python"}

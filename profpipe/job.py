@@ -515,6 +515,8 @@ class Traits:
     ranges: str = ""
     #: Why it cannot profile several processes that work together; empty where it can.
     one_process: str = ""
+    #: Why it cannot profile the process of a script; empty where it can.
+    no_script: str = ""
     #: Why it cannot record a span of time (``capture``), and the remedy; and the option of a version that can.
     no_span: tuple[str, str] | None = None
     span_option: str = ""

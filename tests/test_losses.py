@@ -39,15 +39,11 @@ def test_what_lies_outside_of_the_spread_is_refused(changed, harm):
 
 def test_chance_seldom_refuses_a_change_that_draws_other_random_numbers():
     chance = np.random.default_rng(0)
-
-    def train():
-        return Observation(losses=(2 + chance.normal(0, 0.2, 50)).tolist())
-
-    def is_refused(processes):
-        return bool(compare({s: train() for s in range(processes)}, {s: train() for s in range(5)}).harm)
-
-    refused = [sum(is_refused(processes) for _ in range(400)) / 400 for processes in (1, 2)]
-    assert max(refused) < 0.08
+    for count in (1, 2):
+        curves = (2 + chance.normal(0, 0.2, (400, 5 + count, 50))).tolist()
+        runs = [[Observation(losses=losses) for losses in of_run] for of_run in curves]
+        refused = [compare(dict(enumerate(run[5:])), dict(enumerate(run[:5]))).harm for run in runs]
+        assert sum(map(bool, refused)) < 0.08 * len(refused)
 
 
 def test_a_loss_that_is_no_number_is_refused():

@@ -243,6 +243,7 @@ def test_a_saved_pipeline_may_name_a_profiler_that_is_not_installed_here(tmp_pat
         ({"needs_hook": True, "title": "Acme"}, {"hook": False}, "Acme works inside the process, and hook is false"),
         ({"one_process": "acme sees one process"}, {"nodes": 2}, "acme sees one process"),
         ({"no_span": ("acme sees all", "Wait.")}, {"capture": {"after_s": 1, "for_s": 1}}, "acme sees all"),
+        ({"no_script": "acme starts no harness"}, {}, ""),
         ({}, {}, ""),
     ],
 )

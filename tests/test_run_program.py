@@ -15,6 +15,7 @@ from program import ROOT, profpipe, rows
 
 from profpipe.config import program
 from profpipe.config.loader import load_pipeline
+from profpipe.runner.request import RunRequest
 
 TRAIN = """
 import json, os, sys
@@ -75,21 +76,8 @@ def test_a_profiler_that_is_missing_is_a_row_and_no_failure(project):
 
 @pytest.mark.slow
 def test_set_changes_the_file_and_a_key_in_braces_makes_an_axis(project):
-    argv = [
-        "run",
-        "-p",
-        "plain",
-        "--set",
-        "repeats=3",
-        "--set",
-        "batch=8,16",
-        "--",
-        "python",
-        "train.py",
-        "{batch}",
-        "{x}",
-    ]
-    profpipe(project, *argv)
+    options = ["-p", "plain", "--set", "repeats=3", "--set", "batch=8,16"]
+    profpipe(project, "run", *options, "--", "python", "train.py", "{batch}", "{x}")
     words = sorted(" ".join(map(str, each["argv"])) for each in seen(project))
     assert words == sorted(["8 {x}", "16 {x}"] * 3)
     pipeline = load_pipeline(project / "out" / "latest" / "pipeline.yaml")
@@ -106,6 +94,14 @@ def test_an_interrupted_run_of_a_program_is_resumed_from_any_folder(project):
     (run / "raw" / "train" / "plain" / "job.jsonl").unlink()
     profpipe(project.parent, "resume", run)
     assert [each["cwd"] for each in seen(project)] == [str(project)] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", [set(), {"measure"}])
+def test_a_resumed_run_knows_which_steps_the_user_gave(project, given):
+    profpipe(project, "run", "-p", "plain", *(["--measure-steps", "20"] if given else []), "--", "python", "train.py")
+    request = RunRequest.load((project / "out" / "latest").resolve())
+    assert request.pipeline.workloads["train"].steps.model_fields_set == given
 
 
 @pytest.mark.slow

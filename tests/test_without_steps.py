@@ -136,16 +136,10 @@ def test_torch_says_that_no_gpu_was_used(tmp_path):
 
 CRUNCH = """
 import time
-def work(n):
-    return sum(i * i for i in range(n))
-def wait():
-    time.sleep(0.4)
 begin = time.perf_counter()
-for step in range(4):
-    work(1_500_000)
+for step in range(4): sum(i * i for i in range(1_500_000))
 worked = time.perf_counter()
-for step in range(4):
-    wait()
+for step in range(4): time.sleep(0.4)
 print("TRUTH", worked - begin, time.perf_counter() - worked)
 """
 
@@ -163,6 +157,13 @@ def test_a_python_program_without_torch_has_the_lines_by_time(tmp_path):
     page = (latest / "SUMMARY.md").read_text(encoding="utf-8")
     assert "- Time of the main thread, its waits included: " in page and "at `crunch.py:6`" in page
     assert "py-spy" not in page
+
+
+@pytest.mark.slow
+def test_lines_are_those_of_python(tmp_path):
+    profpipe(tmp_path, "run", "-p", "lines", "--", "sh", "-c", "true")
+    (row,) = rows(tmp_path / "out" / "latest" / "cases.csv")
+    assert row["status"] == "skipped" and "the start-up hook was not loaded" in row["reason"]
 
 
 @pytest.mark.slow

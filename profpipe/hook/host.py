@@ -23,13 +23,13 @@ import sysconfig
 import threading
 import time
 import types
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
-from profpipe.hook.record import HookRecord
+from profpipe.hook.record import HookRecord, write_whole
 from profpipe.hook.settings import HookSettings
 
 #: Seconds between two samples in the mean, and for which a thread may keep the interpreter's lock.
-PERIOD_S, SWITCH_S = 0.005, 1e-4
+_PERIOD_S, SWITCH_S = 0.005, 1e-4
 #: A recording of hours needs no more of either.
 _MOST_SAMPLES, _MOST_WAITS = 1_000_000, 200_000
 
@@ -107,6 +107,17 @@ class Places:
             if folder and path.startswith(folder):
                 return f"{path[len(folder) :]}:{line}"
         return f"{os.path.basename(path)}:{line}"
+
+
+# --- times of samples ------------------------------------------------------------------------------------------------
+
+
+def sample_times(ended: threading.Event) -> Iterator[int]:
+    """Yield ``time.perf_counter_ns()`` at random intervals of ``_PERIOD_S`` in the mean, until ``ended`` is set."""
+    # Numbers for it alone: those of the program must not change.
+    chance = random.Random(0)
+    while not ended.wait(_PERIOD_S * (0.5 + chance.random())):
+        yield time.perf_counter_ns()
 
 
 # --- recording -------------------------------------------------------------------------------------------------------
@@ -197,19 +208,15 @@ class Host:
             "waits": [list(row) for row in self._waits],
             "places": self._places.list_names(),
         }
-        path = self._path
-        with open(f"{path}.partial", "w", encoding="utf-8") as file:
-            file.write(json.dumps(content))
-        os.replace(f"{path}.partial", path)
+        write_whole(self._path, json.dumps(content).encode())
 
     # --- samples -----------------------------------------------------------------------------------------------------
 
     def _sample(self) -> None:
-        own, ended = threading.get_ident(), self._ended
-        # Its own numbers: those of the program must not change.
-        chance = random.Random(0)
-        while not ended.wait(PERIOD_S * (0.5 + chance.random())) and len(self._samples) < _MOST_SAMPLES:
-            now = time.perf_counter_ns()
+        own = threading.get_ident()
+        for now in sample_times(self._ended):
+            if len(self._samples) >= _MOST_SAMPLES:
+                break
             threads = {thread.ident: thread.native_id for thread in threading.enumerate()}
             frame: Optional[types.FrameType]
             for ident, frame in sys._current_frames().items():

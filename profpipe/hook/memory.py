@@ -128,10 +128,8 @@ class AllocatorHistory:
             "most_entries": _MOST_ENTRIES,
             "out_of_memory": self._failed,
         }
-        # A text, as torch's viewer reads few types. Renamed when complete: the file of a killed process is not read.
-        with open(f"{path}.part", "wb") as file:
-            pickle.dump({**library.memory._snapshot(), "profpipe": json.dumps(facts)}, file)
-        os.replace(f"{path}.part", path)
+        # A text, as torch's viewer reads few types.
+        record.write_whole(path, pickle.dumps({**library.memory._snapshot(), "profpipe": json.dumps(facts)}))
 
     def _describe(self, library: Any, device: int) -> Dict[str, Any]:
         free, total = library.mem_get_info(device)

@@ -372,9 +372,5 @@ def _write(torch: Any, observed: _Observed) -> None:
         "blocks": observed.blocks,
         "errors": observed.errors,
     }
-    # Whole or not at all: the process may be ended now.
-    path = given.path(f"observed.{os.getpid()}.json")
-    with open(f"{path}.part", "w", encoding="utf-8") as file:
-        json.dump(document, file)
-    os.replace(f"{path}.part", path)
+    record.write_whole(given.path(f"observed.{os.getpid()}.json"), json.dumps(document).encode())
     observed.pid = 0

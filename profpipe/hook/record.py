@@ -98,6 +98,13 @@ class Pending:
         self._map[:] = bytes(self.ALL)
 
 
+def write_whole(path: str, content: bytes) -> None:
+    """Write the file whole or not at all: the process may be killed meanwhile."""
+    with open(f"{path}.part", "wb") as file:
+        file.write(content)
+    os.replace(f"{path}.part", path)
+
+
 # --- the process -----------------------------------------------------------------------------------------------------
 
 

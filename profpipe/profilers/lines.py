@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from pathlib import Path
 
 from profpipe.job import Command, Job, Missing, RunTool, Tool, Traits, workload_argv
@@ -14,6 +15,7 @@ TRAITS = Traits(
     inside=Path(__file__).parents[1] / "hook" / "lines.py",
     suffix=".lines.json",
     needs_hook=True,
+    no_script="lines are sampled in commands only",
     one_process="samples of lines are of one process",
     no_span=("samples of lines have no span of time", "Leave out the capture."),
     process_s=2.0,
@@ -27,9 +29,7 @@ def find(ask: RunTool) -> Tool | Missing:
 
 
 def commands(job: Job) -> list[Command]:
-    if job.script is None:
-        return [Command(workload_argv(job), makes_like=f"{job.stem}.*{TRAITS.suffix}")]
-    return [Command(workload_argv(job), makes=(job.records[0],))]
+    return [Command(workload_argv(job), makes_like=f"{job.stem}.*{TRAITS.suffix}")]
 
 
 def artifacts(job: Job) -> list[Path]:
@@ -38,4 +38,5 @@ def artifacts(job: Job) -> list[Path]:
 
 
 def diagnose(log: str) -> tuple[str, str] | None:
-    return None
+    match = re.search(r"^profpipe: (nothing was recorded: .+?)\.?$", log, re.MULTILINE)
+    return ("skipped", match[1]) if match else None

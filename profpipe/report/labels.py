@@ -285,12 +285,12 @@ def short_names(names: Iterable[str], width: int = 72) -> dict[str, str]:
 
 def _tell_apart(names: Sequence[str]) -> list[str]:
     """Return for each name the first words that together no other has; its number where they would be long."""
-    told: list[tuple[str, ...]] = [()] * len(names)
+    chosen: list[tuple[str, ...]] = [()] * len(names)
     columns = itertools.zip_longest(*(re.findall(r"(?:\w+::)*(#?\w+)", name) for name in names), fillvalue="-")
     # Numbers of a template say less than words.
     for column in sorted(columns, key=lambda column: not any(word[0].isalpha() for word in column)):
-        more = [(*words, word) for words, word in zip(told, column, strict=True)]
-        told = more if len(set(more)) > len(set(told)) else told
-    suffixes = list(map(", ".join, told))
-    is_told = len(set(told)) == len(names) and max(map(len, suffixes)) <= _LONGEST_SUFFIX
-    return suffixes if is_told else list(map(str, range(1, len(names) + 1)))
+        longer = [(*words, word) for words, word in zip(chosen, column, strict=True)]
+        chosen = longer if len(set(longer)) > len(set(chosen)) else chosen
+    suffixes = list(map(", ".join, chosen))
+    differ = len(set(chosen)) == len(names) and max(map(len, suffixes)) <= _LONGEST_SUFFIX
+    return suffixes if differ else list(map(str, range(1, len(names) + 1)))

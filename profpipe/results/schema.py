@@ -290,6 +290,8 @@ WAIT_IDLE: Final = "step_wait_idle"
 WAIT_HIDDEN: Final = "step_wait_hidden"
 #: The same where no profiler runs: ns in which the program waits for its data loader in a mean steady step.
 WAIT_LOADING: Final = "step_wait_loading"
+#: What rows of kind ``cpu_op`` are in samples of a program's lines. They count samples, and all are of one class.
+PYTHON_LINES: Final = "Python lines"
 #: Causes that no wrapper of the start-up hook names.
 SYNCHRONISING: Final = "synchronising call"
 COLLECTIVE: Final = "communication"

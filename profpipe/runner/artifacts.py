@@ -355,7 +355,8 @@ def explain_missing_records(job: Job, seconds: float) -> str:
     """
     traits = find_traits(job.profiler)
     if traits.needs_hook and not traits.needs_torch:
-        return ""  # it records without steps
+        # It records without steps.
+        return f"{NO_SPAN}{_NOT_LOADED}" if loads_hook(job) and not _loaded(job).exists() else ""
     if not loads_hook(job) or starts_no_python(job):
         return f"{NO_SPAN}{why}" if (why := _explain_short(job, seconds)) else ""
     if job.profiler == "memory":

@@ -248,6 +248,8 @@ def _check_workload(tool: Tool | Missing, workload: Workload, allocated: int | N
     if traits.needs_torch and workload.command is not None and isinstance(tool, Missing):
         # The command may have a Python with torch where profpipe's has none.
         return Tool(tool.name, "")
+    if workload.script is not None and traits.no_script:
+        return Missing(tool.name, traits.no_script, "Use torch or nsys.")
     if max(workload.processes, workload.nodes) > 1 and traits.one_process:
         return Missing(tool.name, traits.one_process, "Use plain, torch or nsys, or one process.")
     return tool

@@ -131,7 +131,8 @@ class RunRequest:
     def as_json(self) -> dict[str, Any]:
         return {
             **{name: getattr(self, name) for name in _SAVED},
-            "pipeline": self.pipeline.model_dump(mode="json", by_alias=True),
+            # Only what is given: a number of steps that nobody gave may be chosen by what plain shows.
+            "pipeline": self.pipeline.model_dump(mode="json", by_alias=True, exclude_unset=True),
             "path": PIPELINE_FILE if self.text else str(self.path),
         }
 

@@ -508,20 +508,16 @@ class Session:
         """Return the jobs that sample the lines of Python programs without torch, on a machine without a GPU."""
         if self.machine.gpus or any(job.profiler == LINES for job in planned):
             return []
-        # torch was asked for, and plain showed that nothing imports it.
-        skipped = {
-            entry.workload
-            for entry in self.manifest.jobs
-            if entry.profiler == "torch" and entry.status is Status.SKIPPED and entry.cause is Cause.TOOL_MISSING
-        }
-        jobs = [job for job in self._plan_commands(LINES) if job.workload in skipped]
-        plain = {job.folder: self._find_plain(job) for job in jobs}
-        return [
-            job
-            for job in jobs
-            if (entry := plain[job.folder]) and entry.returncode == 0 and entry.seconds >= _LEAST_LINES_S
-            if any((self.folder / entry.folder).glob("hook.*.loaded"))
-        ]
+        asked = {job.workload for job in planned if job.profiler == "torch"}
+        return [job for job in self._plan_commands(LINES) if job.workload in asked and self._has_lines_only(job)]
+
+    def _has_lines_only(self, job: Job) -> bool:
+        """Return True if plain showed a Python program that imports no torch, and takes long enough."""
+        entry = self._find_plain(job)
+        if entry is None or entry.returncode != 0 or entry.seconds < _LEAST_LINES_S:
+            return False
+        folder = self.folder / entry.folder
+        return any(folder.glob("hook.*.loaded")) and artifacts.imports_no_torch(job.move_to(folder))
 
     def _plan_commands(self, profiler: str) -> list[Job]:
         """Return the jobs of all commands under a profiler that the run was not asked for."""

@@ -22,6 +22,7 @@ from profpipe.report.labels import (
     per_iteration,
 )
 from profpipe.report.units import COUNT, PERCENT, RATIO, Unit, time_unit
+from profpipe.results.schema import PYTHON_LINES
 
 #: Cases whose classes stand side by side.
 _CASES_A_TABLE = 6
@@ -47,7 +48,8 @@ def kernel_share(workload: WorkloadFindings) -> doc.Section:
         tables = [make(cases[i : i + _CASES_A_TABLE], is_titled=len(starts) > 1) for i in starts]
     choice = doc.choose_table("share", "shape" if workload.compare else "cases", tables)
     notes = [means_note(workload), _context(workload)] if choice else []
-    blocks = [*map(doc.Paragraph, notes), choice]
+    # Lines have one class.
+    blocks = [*map(doc.Paragraph, notes), choice] if workload.cpu_rows != PYTHON_LINES else []
     return doc.make_section("kernel_share", "Kernel share", blocks, workload=workload.name)
 
 

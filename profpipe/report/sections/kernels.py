@@ -16,6 +16,7 @@ from profpipe.report import document as doc
 from profpipe.report.labels import case_text, case_texts, means_note, per_iteration, short_names
 from profpipe.report.selection import main_cases
 from profpipe.report.units import COUNT, number, percent, time_unit
+from profpipe.results.schema import PYTHON_LINES
 
 #: Kernels of a lone case, of each case of the largest shape, and of the others, from this share of the time on. The
 #: first two give way to `report.top_kernels` of the pipeline file. kernels.parquet has every kernel.
@@ -136,12 +137,15 @@ def top_kernels(
     short = short_names(row.kernel for row in workload.kernels.top)
     counters = {(row.case, row.kernel): row for row in workload.kernels.counters}
     is_cpu, per = any(case.is_on_cpu for case in cases), per_iteration(workload)
+    is_lines = workload.cpu_rows == PYTHON_LINES
+    noun = ("line" if is_lines else "operator") if is_cpu else "kernel"
+    counted = ("samples" if is_lines else "calls") if is_cpu else "launches"
     columns = [
         (doc.label("case"), lambda row: row[0]),
-        (doc.label("kernel", "operator" if is_cpu else "kernel"), lambda row: doc.Code(short[row[1].kernel])),
+        (doc.label("kernel", noun), lambda row: doc.Code(short[row[1].kernel])),
         (doc.label("class"),
          lambda row: f"{row[1].kernel_class} ({row[1].family})" if row[1].family else _class(row[1], is_cpu)),
-        (doc.count("calls", f"{'calls' if is_cpu else 'launches'}{per}"), lambda row: row[1].calls),
+        (doc.count("calls", f"{counted}{per}"), lambda row: row[1].calls),
         (doc.number("ns", "", time_unit(row.ns for _, row in rows).per(per)), lambda row: row[1].ns),
         (doc.percent("share", "of kernel time" if not is_cpu else ""), lambda row: row[1].share),
     ][len(cases) == 1 :]  # fmt: skip

@@ -28,7 +28,7 @@ from profpipe.report.sections.plots import pieces
 from profpipe.report.sections.steps import LEAST_SHOWN, PART_NAMES, WHY_IDLE, copy_table
 from profpipe.report.units import Unit, count, size_unit, step_unit, time_unit
 from profpipe.results.manifest import FileEntry, Manifest
-from profpipe.results.schema import PROCESS_WALL, Check
+from profpipe.results.schema import PROCESS_WALL, PYTHON_LINES, Check
 
 #: Copies of at least this share of the kernel time are in the headline.
 _LEAST_COPIES = 0.05
@@ -298,7 +298,7 @@ def _used(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
     peaks = {name: case.values[key] for key, name in _PEAKS.items() if key in case.values}
     if parts := [f"{size_unit([peak]).with_name(peak)} of the {name}" for name, peak in peaks.items()]:
         yield f"Peak memory of a process: {' and '.join(parts)}."
-    if workload.kernel_profiler == "lines":
+    if workload.cpu_rows == PYTHON_LINES:
         top = [row for row in workload.kernels.top if row.case == case.id][:_NAMED]
         places = doc.join([fill("{} at {}", percent(row.share), doc.Code(row.kernel)) for row in top])
         yield fill("Time of the main thread, its waits included: {}.", places)
