@@ -176,7 +176,7 @@ def test_on_a_terminal_the_user_is_asked(run, monkeypatch, answer, code):
 
 def test_what_is_shown_cannot_hide_a_command(run, capsys):
     change(run / REQUEST_FILE, '"touch", "mark"', '"touch", "mark", "\\u001b[1A\\u001b[2K\\r"')
-    change(run / REQUEST_FILE, '"env": {}', '"env": {"LD_PRELOAD": "evil.so"}')
+    change(run / REQUEST_FILE, '"hook": false', '"hook": false, "env": {"LD_PRELOAD": "evil.so"}')
     assert resume(run) == 2
     printed = capsys.readouterr().err
     assert "LD_PRELOAD=evil.so touch mark" in printed and "\\x1b[1A\\x1b[2K\\r" in printed and "\x1b" not in printed
