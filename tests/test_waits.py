@@ -102,16 +102,15 @@ def test_without_a_profiler_only_the_wait_for_the_loader_is_timed(
     folder = planted[0].parents[1]
     profpipe(folder, "run", "-q", "-p", "plain", "--", sys.executable, "train.py")
     run = (folder / "out" / "latest").resolve()
-    metrics = pd.read_parquet(run / "metrics.parquet")
-    waits = metrics[metrics["metric"].str.startswith("step_wait")]
+    waits = pd.read_parquet(run / "metrics.parquet").query("metric.str.startswith('step_wait')", engine="python")
     assert waits["metric"].tolist() == ["step_wait_loading"]
     printed = next(run.glob("raw/*/plain/log.txt")).read_text(encoding="utf-8")
     truth = json.loads(printed.rpartition("TRUTH")[2].strip().splitlines()[0])
-    steps = pd.read_parquet(run / "steps.parquet")
-    steady = steps.loc[steps["state"] == "steady", "step"].astype(int) + 1
+    steady = pd.read_parquet(run / "steps.parquet").query("state == 'steady'")["step"].astype(int) + 1
     expected = 1000 * np.mean([truth["loader"][step] for step in steady])
     assert waits["value"].item() / MS == pytest.approx(expected, rel=0.05, abs=1)
     assert waits["n"].item() == len(steady)
+    assert "\n- The host waits " in (run / "SUMMARY.md").read_text(encoding="utf-8")
 
 
 def test_on_a_gpu_the_wait_for_the_loader_is_that_without_a_profiler(tmp_path: Path) -> None:

@@ -231,8 +231,7 @@ class Host:
     def _watch(self) -> None:
         loader = sys.modules.get("torch.utils.data.dataloader")
         if loader is not None:
-            kind = loader._BaseDataLoaderIter
-            self._wrap(kind, "__next__", "DataLoader", _count_workers)
+            self._wrap(loader._BaseDataLoaderIter, "__next__", "DataLoader", _count_workers)
         # Not torch.save, which a program may pickle and torch.compile may trace.
         serialization = sys.modules.get("torch.serialization")
         # It opens the file, writes it, and flushes it as it closes it.
@@ -244,9 +243,13 @@ class Host:
                 self._wrap(owner, function, "checkpoint")
         gc.callbacks.append(self._collecting)
         self._undo.append(lambda: _remove(gc.callbacks, self._collecting))
+        # Dynamo's callbacks leave out a tenth of the compilation of a frame, such as the search for the reason. They
+        # also name the compilation of a backward pass.
+        if frames := getattr(sys.modules.get("torch._dynamo.convert_frame"), "ConvertFrameAssert", None):
+            self._wrap(frames, "__call__", "compilation")
         callbacks = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
         if callbacks is not None:
-            begin, end = self._opened("compilation"), self._closed("compilation")
+            begin, end = (lambda *_, is_begin=edge: self._note_edge("compilation", is_begin) for edge in (True, False))
             callbacks.register_start_callback(begin)
             callbacks.register_end_callback(end)
             self._undo.append(lambda: _remove(callbacks.start_callbacks, begin))
@@ -258,28 +261,15 @@ class Host:
 
         self._undo.append(_time_calls(owner, name, note))
 
-    def _opened(self, kind: str) -> Callable[..., None]:
-        def begin(*_: Any) -> None:
-            self._since[kind] = time.perf_counter_ns()
-
-        return begin
-
-    def _closed(self, kind: str) -> Callable[..., None]:
-        def end(*_: Any) -> None:
-            now, since = time.perf_counter_ns(), self._since.pop(kind, None)
-            if since is not None:
-                self._guard(lambda: self._add(kind, since, now))
-
-        return end
+    def _note_edge(self, kind: str, is_begin: bool, detail: str = "") -> None:
+        now = time.perf_counter_ns()
+        if is_begin:
+            self._since[kind] = now
+        elif (since := self._since.pop(kind, None)) is not None:
+            self._guard(lambda: self._add(kind, since, now, detail))
 
     def _collecting(self, phase: str, info: Dict[str, int]) -> None:
-        if phase == "start":
-            self._since["garbage collection"] = time.perf_counter_ns()
-        else:
-            now, since = time.perf_counter_ns(), self._since.pop("garbage collection", None)
-            if since is not None:
-                detail = f"generation {info['generation']}"
-                self._guard(lambda: self._add("garbage collection", since, now, detail))
+        self._note_edge("garbage collection", phase == "start", f"generation {info['generation']}")
 
     def _add(self, kind: str, begin: int, end: int, detail: str = "") -> None:
         if self._is_on and len(self._waits) < _MOST_WAITS:

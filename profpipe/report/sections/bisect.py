@@ -36,6 +36,8 @@ def _answer(findings: Bisection, entry: BisectEntry) -> doc.Text:
     listed = doc.join((_name(entry, number) for number in findings.remaining), most=_MOST_NAMED, last=" or ")
     if findings.culprit is not None and findings.step:
         return fill(f"{{}} makes it {_write(findings.step)}.", listed)
+    if findings.question and len(findings.remaining) == 1:
+        return fill(f"{{}} probably makes it {findings.whole.verdict}. Its verdict is not measured yet.", listed)
     return fill(f"Undecided which commit makes it {findings.whole.verdict}. What remains: {{}}.", listed)
 
 

@@ -11,7 +11,7 @@ from profpipe.report import document as doc
 from profpipe.report.labels import capitalise, case_text, duration, fill, percent
 from profpipe.report.sections.steps import rank_name
 from profpipe.report.units import Unit, step_unit
-from profpipe.results.schema import COLLECTIVE, HOST_CODE, LAUNCHING, OPERATORS, SYNCHRONISING, StepState
+from profpipe.results.schema import COLLECTIVE, HOST_CODE, LAUNCHING, OPERATORS, SYNCHRONISING, WAIT_LOADING, StepState
 
 #: A cause has a sentence from this share of a step on, and is in the headline from this one on; so many have one.
 _LEAST_SHARE, _LEADING_SHARE, _MOST_SENTENCES = 0.03, 0.1, 3
@@ -123,7 +123,17 @@ def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
     listed = _list(workload, case)
     if listed is not None:
         yield from _describe_largest(*listed, find_loading(workload, *listed[:2]))
+    else:
+        yield from _name_loading(workload, case)
     yield from _name_option(workload, case, listed[1] if listed else ())
+
+
+def _name_loading(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
+    """Yield the wait for the data loader where only plain ran, which does not see what the GPU does meanwhile."""
+    loading = workload.recorded.step_numbers.get((case.id, "plain"), {}).get(WAIT_LOADING, {}).get("")
+    if loading and case.time and loading.value >= _LEADING_SHARE * case.time.ns:
+        wait = "The host waits {} of a step for the DataLoader. {} The profiler torch shows whether a GPU waits too."
+        yield fill(wait, duration(loading.value, step_unit([case.time.ns])), _DEEDS["DataLoader"])
 
 
 def _describe_largest(
