@@ -143,7 +143,7 @@ def _describe_largest(
     of_steps.sort(key=lambda pair: -pair[0].idle_ns / pair[1])
     large = [(wait, ns) for wait, ns in of_steps if wait.idle_ns >= _LEAST_SHARE * ns and wait.name in _DEEDS]
     unit = step_unit([recorded_ns])
-    whole: doc.Text = "a step"
+    whole: doc.Text = f"a step, the mean of {case_steps.processes} ranks" if case_steps.processes > 1 else "a step"
     step = "a step" if case_steps.is_on_gpu else "that step"
     if not case_steps.is_on_gpu:
         # The headline has the time of a step without a profiler, which may be shorter.
@@ -229,16 +229,17 @@ def slowest_rank(workload: WorkloadFindings, case_steps: CaseSteps) -> doc.Text:
         if wait.name != OPERATORS
     ]
     more_ns, wait = max(longer, key=lambda pair: pair[0], default=(0.0, None))
-    if wait is None or more_ns < _LEAST_SHARE * late.time.ns:
+    # A profiler slows the ranks by different amounts.
+    added = case_steps.overheads.get(case_steps.profiler, 0.0)
+    if wait is None or more_ns < late.time.ns * max(_LEAST_SHARE, added / (1 + added)):
         return ""
     unit = step_unit([late.time.ns])
     if case_steps.is_on_gpu:
         template = f"The GPU of {{}} waits {{}} of a step for {{}}, that of {rank_name(case_steps, early)} waits {{}}."
     else:
         template = f"{{}} spends {{}} of a step in {{}}, {rank_name(case_steps, early)} spends {{}}."
-    name = rank_name(case_steps, late)
     of_early = duration(early_ns.get((wait.cause, _line(wait)), 0.0), unit)
-    who = name if case_steps.is_on_gpu else capitalise(name)
+    who = rank_name(case_steps, late) if case_steps.is_on_gpu else capitalise(rank_name(case_steps, late))
     return fill(template, who, duration(wait.idle_ns, unit), _name(wait), of_early)
 
 
