@@ -141,7 +141,7 @@ def _find() -> Open:
         except ImportError:  # nothing was asked of profpipe here
             return _nothing
         return _Backend.open
-    return _record_if_profiled
+    return lambda name: record(name) if is_profiled() else None
 
 
 def _find_injected() -> str:
@@ -255,10 +255,6 @@ def is_profiled() -> bool:
         return _Backend.records_all_threads or bool(sys.modules["torch"].autograd._profiler_enabled())
     except (KeyError, AttributeError):  # torch is not imported, or not to its end
         return False
-
-
-def _record_if_profiled(name: str) -> Optional[Callable[[], object]]:
-    return record(name) if is_profiled() else None
 
 
 # --- ranges that may begin and end anywhere --------------------------------------------------------------------------

@@ -287,15 +287,19 @@ def _explain_loser(workload: WorkloadFindings, shape: Shape, win: Win) -> doc.Te
         case_steps.parts_without_profiler if (case_steps := workload.steps.of(case.id)) else None
         for case in (win.best, slower)
     )
-    if first is None or second is None:
+    if first is None or second is None or slower.ns is None or win.best.ns is None:
         return ""
     more_ns = second.wall_ns - first.wall_ns
     name, ns = max(steps.differences(first, second).items(), key=lambda pair: pair[1])
     if more_ns <= 0 or ns < _EXPLAINS * more_ns:
         return ""
-    unit = step_unit([more_ns])
-    said = f"{{}} takes {{}} longer, {{}} of it in {name}."
-    return fill(said, doc.Code(slower.variant), duration(more_ns, unit), duration(min(ns, more_ns), unit))
+    # Of uneven steps the parts are those of a few.
+    longer_ns, share = slower.ns - win.best.ns, min(ns / more_ns, 1.0)
+    unit = step_unit([longer_ns])
+    cause = waits.explain_idle(workload, slower, ns) if name.startswith("idle") else ""
+    where = fill("in idle time, above all waiting for {}", cause) if cause else f"in {name}"
+    said = "{} takes {} longer, {} of it {}."
+    return fill(said, doc.Code(slower.variant), duration(longer_ns, unit), duration(share * longer_ns, unit), where)
 
 
 def _fastest(shapes: Iterable[Shape]) -> str:

@@ -104,7 +104,7 @@ def costs(workload: WorkloadFindings) -> doc.Section:
         (doc.percent("mfu", "MFU"), lambda cost: cost.mfu),
         (doc.number("energy", "J a step"), lambda cost: cost.step_j),
         (doc.number("power", "W"), lambda cost: cost.power_w),
-        (doc.number("item_energy", f"J per {_singular(item)}"), lambda cost: cost.item_j),
+        (doc.number("item_energy", f"J per {item.removesuffix('s')}"), lambda cost: cost.item_j),
         (doc.number("token_energy", "J per token"), lambda cost: cost.token_j),
         (doc.number("price", "EUR per 1000 steps"), lambda cost: cost.euros_per_1000_steps),
         (doc.number("item_price", f"EUR per million {item}"), lambda cost: cost.euros_per_million_items),
@@ -189,10 +189,6 @@ def _explain_costs(step_costs: Sequence[Cost], price: float | None) -> list[doc.
     if any(cost.euros_per_1000_steps for cost in step_costs):
         sentences.append(f"Money: EUR {price:g} for an hour of a GPU.")
     return sentences
-
-
-def _singular(items: str) -> str:
-    return items[:-1] if items.endswith("s") else items
 
 
 #: A case, the length of a prompt, and the figures of its requests by metric.

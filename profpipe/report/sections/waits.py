@@ -118,6 +118,12 @@ def headline(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     return fill("For {} {} the GPU waits for {}.", idle, of, _name(waits[0]))
 
 
+def explain_idle(workload: WorkloadFindings, case: CaseResult, idle_ns: float) -> doc.Text:
+    """Return the largest cause with its lines; empty where it is less than half of ``idle_ns``."""
+    _, causes, _ = _list(workload, case) or (None, (), 0.0)
+    return _name(causes[0]) if causes and 2 * causes[0].idle_ns >= idle_ns else ""
+
+
 def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
     """Yield the largest causes with what one could gain and what to do, and what would record others."""
     listed = _list(workload, case)
