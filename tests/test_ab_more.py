@@ -13,6 +13,7 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import forked
+import pandas as pd
 import pytest
 from pair_study import environment, page_of, run_of, tables_of
 from report_study import check_golden
@@ -337,3 +338,11 @@ def test_further_pairs_are_refused_for_a_run_without_pairs(project):
     assert forked.run(project, "run", env=environment()).returncode == 0
     done = forked.run(project, "resume", "out/latest", "--more", "10", env=environment())
     assert done.returncode == 2 and "--more: is for a run of `profpipe ab`" in done.stderr
+
+
+def test_a_process_that_took_steps_as_iterations_is_compared_by_the_step():
+    """Of a loader with workers each 16th step may be long: in one of 16 processes such steps were an iteration."""
+    data = tables_of({"x": [0.25] * 7 + [4.0]})
+    row = data.metrics.iloc[[-1]].assign(metric="step_stride", value=16.0)
+    (case,) = pairs.analyze(replace(data, metrics=pd.concat([data.metrics, row])), run_of()).cases
+    assert case.verdict is Verdict.FASTER and case.judgement.ratio == pytest.approx(0.25) and case.b_ns == 250_000

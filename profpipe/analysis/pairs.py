@@ -270,8 +270,12 @@ def _read_pair_rows(metrics: pd.DataFrame) -> Iterator[tuple[Key, str, int, str,
 def _read_values(data: Tables, metrics: Sequence[str]) -> dict[Key, tuple[str, dict[int, dict[str, float]]]]:
     """Return by case the first of ``metrics`` that a side has, and its values by pair and side.
 
-    Where the other side lacks it, nothing is compared.
+    Where the other side lacks it, nothing is compared. Where some processes take several steps as an iteration and
+    others do not, the values are of a step.
     """
+    strides: dict[Key, dict[tuple[int, str], float]] = {}
+    for key, _, pair, side, stride in _read_pair_rows(data.metrics[data.metrics["metric"] == schema.STEP_STRIDE]):
+        strides.setdefault(key, {})[pair, side] = stride
     is_wanted = data.metrics["metric"].isin(metrics) & (data.metrics["profiler"] == "plain")
     values: dict[Key, dict[str, dict[int, dict[str, float]]]] = {}
     for key, metric, pair, side, value in _read_pair_rows(
@@ -279,6 +283,12 @@ def _read_values(data: Tables, metrics: Sequence[str]) -> dict[Key, tuple[str, d
     ):
         values.setdefault(key, {}).setdefault(metric, {}).setdefault(pair, {})[side] = float(value)
     best = {key: next(name for name in metrics if name in by_metric) for key, by_metric in values.items()}
+    for key, of_process in strides.items():
+        by_pair = values.get(key, {}).get(best.get(key, ""), {})
+        processes = [(pair, side) for pair, sides in by_pair.items() for side in sides]
+        if best.get(key) in schema.OF_STEPS and len({of_process.get(process) for process in processes}) > 1:
+            for pair, side in processes:
+                by_pair[pair][side] /= of_process.get((pair, side), 1.0)
     return {key: (name, values[key][name]) for key, name in best.items()}
 
 

@@ -356,7 +356,7 @@ class Pairs:
         cases = _renamed(fresh.cases, names)
         ended = schema.frame(schema.CASES, _merge_cases(stored.cases, cases, f"{job.label}: "))
         if job.profiler == "plain":
-            judged = [*schema.TIMES, *schema.ENERGIES]
+            judged = [*schema.TIMES, *schema.ENERGIES, schema.STEP_STRIDE]
             is_time = fresh.metrics["metric"].isin(judged) & (fresh.metrics["subject"] == "")
             times = fresh.metrics[is_time]
             times = _average_visits(times, job) if self._is_further(job) else times
@@ -385,6 +385,10 @@ class Pairs:
             self._session.profile.append(fresh)
         wanted = [*schema.TIMES, *schema.ENERGIES, "peak_allocated"] if job.profiler == "plain" else []
         numbers = fresh.metrics[fresh.metrics["metric"].isin(wanted) & (fresh.metrics["subject"] == "")]
+        # One process may take several steps as an iteration, and the next one of the same program not.
+        strides = fresh.metrics[fresh.metrics["metric"] == schema.STEP_STRIDE].set_index("case")["value"]
+        of_step = numbers["case"].map(strides).where(numbers["metric"].isin(schema.OF_STEPS)).fillna(1.0)
+        numbers = numbers.assign(value=numbers["value"] / of_step)
         earlier = (stored.metrics["subject"] == job.label) & (stored.metrics["profiler"] == job.profiler)
         rows = [stored.metrics[~earlier], _renamed(numbers.assign(subject=job.label), self._names(job))]
         return replace(stored, metrics=schema.concat_rows(schema.METRICS, rows))
