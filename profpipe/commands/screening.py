@@ -42,6 +42,8 @@ _PROCESSES: Final = 2
 #: A process of a change may take so many times as long as the unchanged one, and so many seconds more, or this part of
 #: the budget: torch.compile takes its time.
 _LONGER, _LONGER_S, _BUDGET_PART = 5, 30.0, 0.2
+#: Where unchanged processes differ by this factor, other work may share the machine.
+_BUSY: Final = 1.2
 #: So many changes are tried whatever the budget is, those first that can shorten most of a step.
 _LEAST_TRIED: Final = 4
 #: A change that can shorten less of a step is not tried, and one that shortens less is not kept.
@@ -278,6 +280,9 @@ class _Screening:
         self._times = [time for time in times if time is not None]
         figures = self._figures("unchanged", "A", entries)
         figures |= {"processes": len(self._times), "seconds": self._process_s}
+        low, high = min(self._times, default=0.0), max(self._times, default=0.0)
+        if high >= _BUSY * low:
+            figures["reason"] = f"a step took {low / 1e6:.3g} to {high / 1e6:.3g} ms in its processes"
         self._record(unchanged=TriedChange("unchanged", TryOutcome.KEPT, **figures))
         pairs_s = self._in_pairs * self._process_s
         least_s = self._spent_s + min(count, _LEAST_TRIED) * self._process_s + pairs_s

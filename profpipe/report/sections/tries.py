@@ -97,6 +97,9 @@ def _facts(findings: PairFindings, run: Manifest, settings: PairsEntry, tried: T
         if findings.is_complete and case.verdict is Verdict.INCONCLUSIVE and settings.pairs >= FEWEST_PAIRS:
             offer = f"{environment.command_on(run, 'resume')} --more {settings.more + pair_blocks.OFFERED}"
             yield fill("To measure it in up to {} more pairs: {}.", str(pair_blocks.OFFERED), doc.Code(offer))
+    if tried.unchanged.reason:
+        advice = "so smaller gains are not found. Stop what else runs on the machine, or try again."
+        yield f"Unchanged, {tried.unchanged.reason}, {advice}"
     if tried.is_deterministic:
         yield "The program asks for deterministic algorithms, and this stays."
     if tried.written:
