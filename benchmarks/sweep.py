@@ -1,12 +1,14 @@
 """Measures what one process for a whole sweep saves: the same cases with and without `isolate: true`.
 
-    python benchmarks/sweep.py [-p PROFILER]... [--impls A,B,...] [--seqlens N,N,...] [--batches N,N]
+    python benchmarks/sweep.py [-p PROFILER]... [--impls A,B,...] [--seqlens N,N,...] [--batches N,N] [--gpus N]
 
 The default is sixty cases on a GPU, six implementations of attention at ten shapes, and fewer on a CPU, under plain
 and, if it is on PATH, nsys. Wall times are those of the whole command `profpipe run`, from its start to SUMMARY.md. In
 one process the sweep runs twice, and the second run counts: the first run on a new machine reads libraries from disk
 and compiles kernels, which takes seconds. The measured times of both ways are compared as well, to show whether the
 cases of a sweep disturb each other.
+
+With ``--gpus N`` the other way is one process on each of N GPUs, and the ratio says how many times as fast that is.
 """
 
 from __future__ import annotations
@@ -36,20 +38,23 @@ def main() -> None:
     parser.add_argument("--impls", default=defaults["impls"])
     parser.add_argument("--seqlens", default=defaults["seqlens"])
     parser.add_argument("--batches", default="1,2")
+    parser.add_argument("--gpus", help="compare one GPU with so many, in place of one process with many")
     args = parser.parse_args()
+    other = ["--gpus", args.gpus] if args.gpus else ["--set", "isolate=true"]
     chosen = {"impl": args.impls, "seqlen": args.seqlens, "batch": args.batches}
-    print("profiler cases  first s  one process s  isolated s  ratio  time isolated/swept: median, farthest")
+    print("profiler cases  first s  one process s  other way s  ratio  time other way/swept: median, farthest")
     for profiler in args.profiler or ["plain", *(["nsys"] if shutil.which("nsys") else [])]:
         with tempfile.TemporaryDirectory(prefix="profpipe-sweep-") as scratch:
             first_s, _ = timed_run(Path(scratch, "first"), profiler, chosen, [])
             swept_s, swept = timed_run(Path(scratch, "swept"), profiler, chosen, [])
-            isolated_s, isolated = timed_run(Path(scratch, "isolated"), profiler, chosen, ["--set", "isolate=true"])
-        if swept.keys() != isolated.keys():
-            sys.exit(f"the two ways have different successful cases: {sorted(swept.keys() ^ isolated.keys())}")
-        ratios = [isolated[case] / swept[case] for case in swept]
+            other_s, others = timed_run(Path(scratch, "other"), profiler, chosen, other)
+        if swept.keys() != others.keys():
+            sys.exit(f"the two ways have different successful cases: {sorted(swept.keys() ^ others.keys())}")
+        ratios = [others[case] / swept[case] for case in swept]
         farthest = max(ratios, key=lambda ratio: abs(ratio - 1))
         apart = f"{statistics.median(ratios):.3f}, {farthest:.3f}"
-        seconds = f"{first_s:8.1f} {swept_s:14.1f} {isolated_s:11.1f} {isolated_s / swept_s:6.1f}"
+        ratio = swept_s / other_s if args.gpus else other_s / swept_s
+        seconds = f"{first_s:8.1f} {swept_s:14.1f} {other_s:12.1f} {ratio:6.2f}"
         print(f"{profiler:8} {len(swept):5} {seconds}  {apart}", flush=True)
 
 
