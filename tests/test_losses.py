@@ -37,6 +37,11 @@ def test_what_lies_outside_of_the_spread_is_refused(changed, harm):
     assert compare({0: program(0, **changed)}, UNCHANGED).harm.startswith(harm)
 
 
+def test_what_trains_nothing_is_refused_however_far_the_seeds_lie_apart():
+    apart = {seed: program(seed, moved=1.0 + seed) for seed in range(5)}
+    assert compare({2: program(2, moved=-0.02)}, apart).harm == "parameter change -100.00 %, seeds ±90.00 %"
+
+
 def test_chance_seldom_refuses_a_change_that_draws_other_random_numbers():
     chance = np.random.default_rng(0)
     for count in (1, 2):

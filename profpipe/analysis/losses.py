@@ -19,6 +19,8 @@ _WINDOWS: Final = 5
 #: No band is narrower, as a share: a loop with a seed repeats bit for bit.
 _LEAST_LOSS: Final = 0.005
 _LEAST_NORM: Final = 0.05
+#: No band of a norm is wider: a program that moves no parameter is outside, however far its seeds lie apart.
+_MOST_NORM: Final = 0.9
 #: A first loss that differs by more comes from another state, such as a checkpoint.
 _LEAST_FIRST: Final = 0.05
 #: Of an output of the same seed, as a share of its norm: bf16 has 8 bits.
@@ -98,7 +100,7 @@ def compare(changed: Mapping[int, Observation], unchanged: Mapping[int, Observat
     for name in ("gradient_norm", "parameter_change"):
         if all(getattr(observation, name) for observation in (*unchanged.values(), *changed.values())):
             norm = _deviation(changed, unchanged, seeds, _norm_of(name), _LEAST_NORM)
-            deviations.append((name.replace("_", " "), norm))
+            deviations.append((name.replace("_", " "), norm._replace(band=min(norm.band, _MOST_NORM))))
     last_loss = [deviation for name, deviation in deviations if name == "loss"][-1]
     outside = next(((name, deviation) for name, deviation in deviations if deviation.is_outside), None)
     return LossComparison(f"loss {last_loss.text}", f"{outside[0]} {outside[1].text}" if outside else "")
