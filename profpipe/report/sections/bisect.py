@@ -75,7 +75,8 @@ def _facts(findings: Bisection, run: Manifest, entry: BisectEntry) -> Iterator[d
         words = f"{{}} against {{}}, in fresh pairs: {_write(step)}, {{}}."
         yield fill(words, _name(entry, pairs.b), _name(entry, pairs.a), _link(step, pairs))
         if pairs.remarks:
-            yield fill("What changed: {}.", doc.join(map(doc.Code, pairs.remarks), most=_MOST_NAMED))
+            changes = ", ".join(pairs.remarks).split(", ")
+            yield fill("What changed: {}.", doc.join(map(doc.Code, changes), most=_MOST_NAMED))
     if findings.part is not None and whole and step and pairs:
         rest = doc.Code(f"profpipe bisect {_name(entry, pairs.b).text}..{_name(entry, last).text}")
         both = f"This one makes {signed_percent(step.ratio - 1)}, all together {signed_percent(whole.ratio - 1)}."
