@@ -95,6 +95,9 @@ def draw_path(findings: Bisection, run: Manifest) -> doc.Section:
     entry = run.bisect
     assert entry is not None
     levels = bisect.measure_levels(entry)
+    last, whole = len(entry.commits) - 1, findings.whole
+    if whole and whole.ci_low is not None and whole.ci_high is not None and last in levels:
+        levels[last] = levels[last][0], whole.ci_low, whole.ci_high, levels[last][-1]
     likely = (number for number, p in enumerate(findings.probabilities) if p >= bisect.LEAST_SHOWN)
     columns: doc.Columns[int] = [
         (doc.label("number", "commit"), str),
@@ -115,7 +118,7 @@ def draw_path(findings: Bisection, run: Manifest) -> doc.Section:
         doc.Axis("commit", labels=tuple(names)),
         doc.Axis("commit - GOOD in %: right of zero, it takes longer", quantity="change"),
         {"": (doc.Series("commit", "commit", tuple(marks)),)},
-        f"Whiskers: 99 % interval, from the spread of BAD against GOOD. Measured in this order: {order}.",
+        f"Whiskers: 99 % interval, of one pair by the spread of BAD against GOOD. Measured in this order: {order}.",
         references=(doc.Reference(doc.ReferenceKind.LEVEL, 0.0),),
     )
     table = doc.table_of("commits", sorted({*levels, *likely}), columns)

@@ -19,7 +19,7 @@ from profpipe.report.text import write_text
 from profpipe.report.units import number, percent, size_unit, time_unit
 from profpipe.results import folders
 from profpipe.results.manifest import DeviceEntry, FileEntry, Gpu, JobEntry, Manifest, NodeEntry, PeakRates, ToolEntry
-from profpipe.results.schema import Placement as Placed, Tables
+from profpipe.results.schema import GPUS, Placement as Placed, Tables
 
 #: Nodes that a row names; more are counted.
 _MOST_NODES = 8
@@ -132,15 +132,17 @@ def _machine(run: Manifest, tables: Tables) -> str:
 def _gpus_in_use(run: Manifest, tables: Tables) -> int | None:
     """Return how many GPUs the jobs used at once at most; None if a job that ran does not say.
 
-    Each process names the GPU that it began on; the kernels name the others.
+    Each process of a script names the GPU that it began on; the kernels name the others.
     """
     ran = [job for job in run.jobs if job.status is not Status.SKIPPED and job.returncode is not None]
     counts = [[entry.count for entry in job.devices or (DeviceEntry(),) if entry.device != "cpu"] for job in ran]
     stated = [[count for count in of_job if count is not None] for of_job in counts]
-    if not ran or stated != counts:
+    silent = {job.workload for job, named, every in zip(ran, stated, counts, strict=True) if named != every}
+    of_programs = tables.metrics[tables.metrics["metric"] == GPUS]
+    if not ran or not silent <= {*of_programs["workload"]}:
         return None
     recorded = tables.kernels.groupby(["workload", "profiler"])["device"].nunique()
-    return max([*map(sum, stated), *recorded]) or None
+    return max([*map(sum, stated), *of_programs["value"].astype(int), *recorded]) or None
 
 
 def _date(run: Manifest) -> str:

@@ -59,6 +59,8 @@ _NO_MEAN = 0.50
 
 #: The part of a step that explains this share of a difference is named.
 _EXPLAINS = 0.5
+#: The difference of the recorded steps is that of the times to this share.
+_LIKE_TIMES = 0.05
 
 #: A winner with an error this many times the baseline's is reported, although the tolerance allows it.
 _LARGER_ERROR = 5
@@ -119,7 +121,7 @@ def answer(workload: WorkloadFindings) -> doc.Text:
         return doc.join([sentence for sentence in sentences if sentence], separator=" ", last=" ")
     if workload.whole is None:
         return _many_shapes(workload, judged)
-    of_whole = f"Compared is {literal(workload.whole[1])}."
+    of_whole = f"Only {literal(workload.whole[1])} is compared."
     return fill(f"{{}} {of_whole}", _many_shapes(workload, judged))
 
 
@@ -248,7 +250,8 @@ def _one_program(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     is_named = bool(case_steps and waits.slowest_rank(workload, case_steps))
     why, share = steps.waiting(case_steps, is_named) if case_steps else ("", "")
     if case_steps and why:
-        whole = steps.other_step(workload, case, case_steps) or "the step"
+        mean = f"the step, the mean of {len(case_steps.ranks)} {steps.peers(case_steps)}"
+        whole = steps.other_step(workload, case, case_steps) or mean
         time = fill("{}, {} ({} of {})", time, why, share, whole)
     return doc.join([fill("{}.", time), *more], separator=" ", last=" ")
 
@@ -293,11 +296,13 @@ def _explain_loser(workload: WorkloadFindings, shape: Shape, win: Win) -> doc.Te
     name, ns = max(steps.differences(first, second).items(), key=lambda pair: pair[1])
     if more_ns <= 0 or ns < _EXPLAINS * more_ns:
         return ""
-    # Of uneven steps the parts are those of a few.
+    # Of uneven steps the parts are those of a few, and so is the picture below.
     longer_ns, share = slower.ns - win.best.ns, min(ns / more_ns, 1.0)
     unit = step_unit([longer_ns])
     cause = waits.explain_idle(workload, slower, ns) if name.startswith("idle") else ""
     where = fill("in idle time, above all waiting for {}", cause) if cause else f"in {name}"
+    if abs(more_ns - longer_ns) > _LIKE_TIMES * longer_ns:
+        return fill("{} takes longer, {} % of the difference {}.", doc.Code(slower.variant), percent(share), where)
     said = "{} takes {} longer, {} of it {}."
     return fill(said, doc.Code(slower.variant), duration(longer_ns, unit), duration(share * longer_ns, unit), where)
 
@@ -374,9 +379,12 @@ def _count_winners(shapes: Sequence[Shape], clear: Mapping[str, Sequence[Shape]]
     rest: list[doc.Text] = [f"{n} {words[n > 1]}" for verdict, words in _OTHERWISE.items() if (n := verdicts[verdict])]
     tied = [shape for shape in shapes if shape.win and shape.win.verdict is WinVerdict.TIE]
     groups = {frozenset(case.variant for case in shape.win.tied) for shape in tied if shape.win}
-    if len(groups) == 1 and tied[0].win:
-        lead = fill(" ({})", _leads(tied, is_named=True)) if all(map(_has_speedup, tied)) else ""
-        rest[0] = fill(f"{{}} are tied in {len(tied)}{{}}", tied_names(tied[0].win), lead)
+    if tied and tied[0].win:
+        # A lead over the baseline contradicts a tie with it.
+        is_ahead = not any(case.is_baseline for shape in tied if shape.win for case in shape.win.tied)
+        lead = fill(" ({})", _leads(tied, is_named=True)) if is_ahead and all(map(_has_speedup, tied)) else ""
+        names = fill(f"{{}} are tied in {len(tied)}", tied_names(tied[0].win)) if len(groups) == 1 else rest[0]
+        rest[0] = fill("{}{}", names, lead)
     return fill("{}{}.", doc.join(winners), fill("; {}", doc.join(rest)) if rest else "")
 
 

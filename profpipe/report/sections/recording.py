@@ -343,7 +343,8 @@ def answer(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     idle = sum(shares[part] for part in IDLE_PARTS)
     cause = max(IDLE_PARTS, key=lambda part: shares[part])
     is_alone = shares[cause] == idle or cause is StepPart.IDLE_OTHER
-    why = f" ({'' if is_alone else 'mostly '}{WHY_IDLE[cause]})" if shares[cause] else ""
+    how = "" if is_alone else "mostly " if 2 * shares[cause] >= idle else "partly "
+    why = f" ({how}{WHY_IDLE[cause]})" if shares[cause] else ""
     spent = [(shares[part], said) for part, said in _SPENT.items()] + [(idle, f"was idle {{}}{why}")]
     shown = sorted((pair for pair in spent if pair[0] >= LEAST_SHOWN), reverse=True)
     begin, who = ("Of", "the") if len(recorded) == 1 else (f"Mean of {len(recorded)} GPUs: of", "a")

@@ -651,7 +651,8 @@ def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
     cause = max(IDLE_PARTS, key=lambda part: parts.ns[part])
     # Without a GPU idle time is all that is outside operators and collectives, which has its causes elsewhere.
     is_said = case_steps.is_on_gpu and parts.share(parts.ns[cause]) >= _LEAST_SHARE
-    why = f" ({'' if cause is StepPart.IDLE_OTHER else 'mostly '}{WHY_IDLE[cause]})" if is_said else ""
+    how = "" if cause is StepPart.IDLE_OTHER else "mostly " if 2 * parts.ns[cause] >= parts.idle_ns else "partly "
+    why = f" ({how}{WHY_IDLE[cause]})" if is_said else ""
     shares = {"compute": parts.ns[StepPart.COMPUTE]}
     if parts.waiting_ns is None:
         shares[PART_NAMES[StepPart.COMMUNICATION]] = parts.ns[StepPart.COMMUNICATION]

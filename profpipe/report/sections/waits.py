@@ -149,8 +149,9 @@ def _describe_largest(
     of_steps.sort(key=lambda pair: -pair[0].idle_ns / pair[1])
     large = [(wait, ns) for wait, ns in of_steps if wait.idle_ns >= _LEAST_SHARE * ns and wait.name in _DEEDS]
     unit = step_unit([recorded_ns])
-    whole: doc.Text = f"a step, the mean of {case_steps.processes} ranks" if case_steps.processes > 1 else "a step"
-    step = "a step" if case_steps.is_on_gpu else "that step"
+    one = "an iteration" if case_steps.part_ns else "a step"
+    whole: doc.Text = f"{one}, the mean of {case_steps.processes} ranks" if case_steps.processes > 1 else one
+    step = one if case_steps.is_on_gpu else "that step"
     if not case_steps.is_on_gpu:
         # The headline has the time of a step without a profiler, which may be shorter.
         whole = fill("the {} of a step under the profiler", duration(recorded_ns, unit))
@@ -173,7 +174,7 @@ def _describe_largest(
             fill(" ({})", doc.Code(wait.detail)) if wait.detail.isidentifier() else "",
             _write_places(wait, unit),
             duration(wait.idle_ns, unit),
-            whole if loading is None or wait is not loading[0] else "a step without a profiler",
+            whole if loading is None or wait is not loading[0] else f"{one} without a profiler",
             _count_launches(case_steps) if wait.name == LAUNCHING else "",
             # Without a cause that is nearly the whole step, another one is the step. Of several ranks the causes are
             # means, and some wait for those of another one.
@@ -241,7 +242,10 @@ def slowest_rank(workload: WorkloadFindings, case_steps: CaseSteps) -> doc.Text:
         return ""
     unit = step_unit([late.time.ns])
     if case_steps.is_on_gpu:
-        template = f"The GPU of {{}} waits {{}} of a step for {{}}, that of {rank_name(case_steps, early)} waits {{}}."
+        the = f"Under {case_steps.profiler} the" if added else "The"
+        template = (
+            f"{the} GPU of {{}} waits {{}} of a step for {{}}, that of {rank_name(case_steps, early)} waits {{}}."
+        )
     else:
         template = f"{{}} spends {{}} of a step in {{}}, {rank_name(case_steps, early)} spends {{}}."
     of_early = duration(early_ns.get((wait.cause, _line(wait)), 0.0), unit)
