@@ -132,8 +132,15 @@ def test_on_a_gpu_the_wait_for_the_loader_is_that_without_a_profiler(tmp_path: P
 def test_the_headline_says_what_the_slower_case_waits_for(tmp_path: Path) -> None:
     """Decoding on an H200. The uneven steps took 10.4 ms, those that torch recorded 9.32 ms without it."""
     answer = page_of(tmp_path, "decode").splitlines()[2]
-    longer = "`graphs=false` takes longer, 96.1 % of the difference in idle time, above all waiting for launches (mostly"
-    assert f"{longer} `decode.py:34`, `decode.py:32`)." in answer
+    longer = "`graphs=false` takes longer, 96.1 % of the difference in idle time, above all waiting for launches ("
+    assert f"{longer}mostly `decode.py:34`, `decode.py:32`)." in answer
+
+
+def test_host_code_of_a_library_has_advice_of_its_own(tmp_path: Path) -> None:
+    """A BERT on an H200, with texts of all lengths: cuDNN prepares its attention anew for each length."""
+    page = page_of(tmp_path, "st_encode")
+    line = "Host code at `st_encode.py:6 > transformers/integrations/sdpa_attention.py:158`: 38.3 ms of a step."
+    assert line in page and "It is in a library: call it less often, with shapes that recur" in page
 
 
 def test_of_ranks_the_profiler_delays_differently_none_is_blamed(tmp_path: Path) -> None:
@@ -141,7 +148,9 @@ def test_of_ranks_the_profiler_delays_differently_none_is_blamed(tmp_path: Path)
     answer = page_of(tmp_path / "1", "nanogpt_ddp").splitlines()[2]
     assert answer == "**A step takes 19.9 ms (95 % interval ±1.3 %, 93 steady steps, 2 ranks).**"
     page = page_of(tmp_path / "2", "nanogpt_sleep")
-    late = "Under torch the GPU of rank 1 waits 17.4 ms of a step for host code (`train.py:311`), that of rank 0 waits 0 ms."
+    late = (
+        "Under torch the GPU of rank 1 waits 17.4 ms of a step for host code (`train.py:311`), that of rank 0 waits 0"
+    )
     assert late in page.splitlines()[2] and "`train.py:311`: 8.21 ms of a step, the mean of 2 ranks." in page
 
 

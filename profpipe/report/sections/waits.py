@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from profpipe.analysis.findings import CaseResult, WorkloadFindings
 from profpipe.analysis.steps import CaseSteps, StepPart
@@ -11,7 +12,16 @@ from profpipe.report import document as doc
 from profpipe.report.labels import capitalise, case_text, duration, fill, percent
 from profpipe.report.sections.steps import rank_name
 from profpipe.report.units import Unit, step_unit
-from profpipe.results.schema import COLLECTIVE, HOST_CODE, LAUNCHING, OPERATORS, SYNCHRONISING, WAIT_LOADING, StepState
+from profpipe.results.schema import (
+    COLLECTIVE,
+    HOST_CODE,
+    LAUNCHING,
+    OPERATORS,
+    PATH_SEPARATOR,
+    SYNCHRONISING,
+    WAIT_LOADING,
+    StepState,
+)
 
 #: A cause has a sentence from this share of a step on, and is in the headline from this one on; so many have one.
 _LEAST_SHARE, _LEADING_SHARE, _MOST_SENTENCES = 0.03, 0.1, 3
@@ -60,6 +70,8 @@ _DEEDS: Mapping[str, str] = {
     "operating system": "Read files and wait for other threads outside the step, or ahead of it.",
     "MPI": "Send while the GPU works.",
 }
+#: What to do about host code of a library. A new shape makes libraries choose kernels, and compilers compile, anew.
+_IN_LIBRARY: Final = "It is in a library: call it less often, with shapes that recur, or with another backend."
 #: What records the causes that a recording of a profiler lacks.
 _RECORD: Mapping[str, doc.Text] = {
     "torch": fill("torch.profiler records the lines with {}.", doc.Code("with_stack=True")),
@@ -159,6 +171,8 @@ def _describe_largest(
     advised: set[str] = set()
     for wait, step_ns in large[:_MOST_SENTENCES]:
         name, advice = _NAMES[wait.name], _DEEDS[wait.name]
+        if PATH_SEPARATOR in _line(wait):
+            advice = _IN_LIBRARY
         if wait.name == HOST_CODE and operators_ns.get(_line(wait), 0.0) > wait.idle_ns:
             # PyTorch and its profiler work between two operators, of which the line has many.
             name, advice = "host code between operators", "Use fewer and larger operators, or torch.compile."
