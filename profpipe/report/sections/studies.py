@@ -18,13 +18,15 @@ from profpipe.job import as_text, count_cases
 from profpipe.measure.flags import Flag
 from profpipe.measure.tolerance import MEASURES, bound, cosine, limit_of
 from profpipe.report import document as doc, selection
-from profpipe.report.labels import DENSE_WORK, capitalise, quantity, short_names
+from profpipe.report.labels import DENSE_WORK, capitalise, fill, quantity, short_names
 from profpipe.report.sections.plots import Point, line_chart, not_shown
 from profpipe.report.selection import GROUPS
 from profpipe.report.units import COUNT, MISSING, NO_CASE, Unit, unit_of
 
 #: Grids of one table that are shown.
 _GRIDS = 9
+#: Implementations outside the tolerance that a caption names.
+_MOST_OUTSIDE = 6
 
 _TITLES: Mapping[str, str] = {
     "time": "time", "min": "minimum", "p10": "10th percentile", "p90": "90th percentile", "max": "maximum",
@@ -134,7 +136,10 @@ def _absence_notes(study: Study) -> Iterator[doc.Text]:
 def _caption(study: Study, value: StudyValue) -> doc.Text:
     if value.name == "passed":
         verdicts = [cell.value for _, _, cell in study.cells() if cell and cell.value is not None]
-        return f"{verdicts.count('pass')} of the {len(verdicts)} compared cases are within the tolerance."
+        within = f"{verdicts.count('pass')} of the {len(verdicts)} compared cases are within the tolerance"
+        failed = [place.get("impl", "") for place, _, cell in study.cells() if cell and cell.value == "fail"]
+        names = doc.join([doc.Code(str(name)) for name in dict.fromkeys(failed) if name], most=_MOST_OUTSIDE)
+        return fill(f"{within}. Outside: {{}}.", names) if names else f"{within}."
     unit = choose_unit(study, value).name
     of = f" in {unit}." if unit else "."
     if value.source is Source.METRIC:
