@@ -137,7 +137,7 @@ def _gpus_in_use(run: Manifest, tables: Tables) -> int | None:
     ran = [job for job in run.jobs if job.status is not Status.SKIPPED and job.returncode is not None]
     counts = [[entry.count for entry in job.devices or (DeviceEntry(),) if entry.device != "cpu"] for job in ran]
     stated = [[count for count in of_job if count is not None] for of_job in counts]
-    silent = {job.workload for job, named, every in zip(ran, stated, counts, strict=True) if named != every}
+    silent = {job.workload for job, given, counted in zip(ran, stated, counts, strict=True) if given != counted}
     of_programs = tables.metrics[tables.metrics["metric"] == GPUS]
     if not ran or not silent <= {*of_programs["workload"]}:
         return None
