@@ -223,7 +223,7 @@ def test_a_page_says_what_the_machine_resolves_where_no_pairs_on_offer_decide(ra
     found = pairs.analyze(data, run)
     page = "".join(map(Markdown().section, render.build_pairs(found, data, run).sections))
     resolved = float(f"{100 * found.cases[0].judgement.resolution:.2g}")
-    words = f"Differences below {resolved:g} % cannot be told from noise for `w/d`: pin the clock, close"
+    words = f"Differences below {resolved:g} % are within the noise for `w/d`: pin the clock, close"
     assert f"{words} other programs, or measure" in page
     assert "e+" not in page
     assert "over 20" in page and "To measure inconclusive cases alone" not in page

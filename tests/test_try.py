@@ -74,7 +74,7 @@ def test_the_remedy_is_kept_what_harms_is_refused_and_the_folder_stays_as_it_was
     assert log.read_text().count("begun") == len(json.loads((folder / "out/latest/run.json").read_text())["jobs"])
     page = (folder / "out" / "latest" / "SUMMARY.md").read_text(encoding="utf-8")
     assert f"The program writes outside of its folder, in each process anew: `{log}`." in page
-    assert "- Unchanged, a step took " in page and "so smaller gains are not found." in page
+    assert "- Without a change a step took " in page and "so smaller gains are not found." in page
     answer = json.loads(profpipe(folder, "report", "out/latest", "--json"))
     assert answer["chosen"] == ["loader_workers"] and {change["name"] for change in answer["changes"]} == {*changes}
 

@@ -132,7 +132,7 @@ def test_on_a_gpu_the_wait_for_the_loader_is_that_without_a_profiler(tmp_path: P
 def test_the_headline_says_what_the_slower_case_waits_for(tmp_path: Path) -> None:
     """Decoding on an H200. The uneven steps took 10.4 ms, those that torch recorded 9.32 ms without it."""
     answer = page_of(tmp_path, "decode").splitlines()[2]
-    longer = "`graphs=false` takes longer, 96.1 % of the difference in idle time, above all waiting for launches ("
+    longer = "`graphs=false` takes longer: 96.1 % of the difference is idle time, above all waiting for launches ("
     assert f"{longer}mostly `decode.py:34`, `decode.py:32`)." in answer
 
 

@@ -112,10 +112,10 @@ def analyze(entry: BisectEntry) -> Bisection:
     )
 
 
-def measure_levels(entry: BisectEntry) -> dict[int, tuple[float, float, float, int]]:
+def measure_levels(entry: BisectEntry, whole: Judgement | None) -> dict[int, tuple[float, float, float, int]]:
     """Return by commit its time as a ratio to GOOD, the ends of its 99 % interval, and its pairs.
 
-    One pair has no spread, so the interval takes that of the pairs of GOOD and BAD for all.
+    BAD has the interval of ``whole``, its verdict. One pair has no spread, so the others take that of GOOD and BAD.
     """
     ratios: dict[int, list[float]] = {}
     for pairs in entry.comparisons:
@@ -125,7 +125,10 @@ def measure_levels(entry: BisectEntry) -> dict[int, tuple[float, float, float, i
     levels = {}
     for number, log_ratios in sorted(ratios.items()):
         centre, half = statistics.median(log_ratios), _HALF_INTERVAL * spread / math.sqrt(len(log_ratios))
-        levels[number] = math.exp(centre), math.exp(centre - half), math.exp(centre + half), len(log_ratios)
+        ends = math.exp(centre - half), math.exp(centre + half)
+        if whole and number == len(entry.commits) - 1:
+            ends = whole.ci_low or ends[0], whole.ci_high or ends[1]
+        levels[number] = math.exp(centre), *ends, len(log_ratios)
     return levels
 
 

@@ -286,7 +286,7 @@ def _read_values(data: Tables, metrics: Sequence[str]) -> dict[Key, tuple[str, d
     for key, of_process in strides.items():
         by_pair = values.get(key, {}).get(best.get(key, ""), {})
         processes = [(pair, side) for pair, sides in by_pair.items() for side in sides]
-        if best.get(key) in schema.OF_STEPS and len({of_process.get(process) for process in processes}) > 1:
+        if best.get(key) in schema.PER_STEP and len({of_process.get(process) for process in processes}) > 1:
             for pair, side in processes:
                 by_pair[pair][side] /= of_process.get((pair, side), 1.0)
     return {key: (name, values[key][name]) for key, name in best.items()}

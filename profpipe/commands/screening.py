@@ -281,7 +281,7 @@ class _Screening:
         figures = self._figures("unchanged", "A", entries)
         figures |= {"processes": len(self._times), "seconds": self._process_s}
         low, high = min(self._times, default=0.0), max(self._times, default=0.0)
-        if high >= _BUSY * low:
+        if high > _BUSY * low:
             figures["reason"] = f"a step took {low / 1e6:.3g} to {high / 1e6:.3g} ms in its processes"
         self._record(unchanged=TriedChange("unchanged", TryOutcome.KEPT, **figures))
         pairs_s = self._in_pairs * self._process_s

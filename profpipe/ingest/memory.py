@@ -7,7 +7,7 @@ block with it where that rest is too small to divide. The sum is ``allocated_byt
 
 Whose a block is:
 
-* parameters, buffers, gradients and states of optimizers at the end are told by their addresses;
+* parameters, buffers, gradients and states of optimizers at the end are recognised by their addresses;
 * what a call of an optimizer leaves is its state, and what a backward pass leaves is a gradient;
 * what a forward pass makes and a later backward pass may need is an activation;
 * what is given back in the same pass is temporary.

@@ -58,8 +58,8 @@ TIMES: Final = ("time", PROCESS_WALL)
 #: The energy in J of a token of a language model, and of a step; and the ns in which the counter was read for it.
 ENERGIES: Final = ("energy_per_token", "energy_per_step")
 ENERGY_WINDOW: Final = "energy_window"
-#: Those that are of an iteration where ``step_stride`` steps are one.
-OF_STEPS: Final = ("time", "energy_per_step")
+#: Metrics of a step, or of an iteration where ``step_stride`` steps are one.
+PER_STEP: Final = ("time", "energy_per_step")
 #: The least time over which energy is measured, in s: the driver renews the counter ten times a second or more.
 LEAST_ENERGY_WINDOW_S: Final = 2.0
 #: The beginning of metrics of the FLOPs of one step: `model_flops.bfloat16`.

@@ -386,9 +386,9 @@ class Pairs:
         wanted = [*schema.TIMES, *schema.ENERGIES, "peak_allocated"] if job.profiler == "plain" else []
         numbers = fresh.metrics[fresh.metrics["metric"].isin(wanted) & (fresh.metrics["subject"] == "")]
         # One process may take several steps as an iteration, and the next one of the same program not.
-        strides = fresh.metrics[fresh.metrics["metric"] == schema.STEP_STRIDE].set_index("case")["value"]
-        of_step = numbers["case"].map(strides).where(numbers["metric"].isin(schema.OF_STEPS)).fillna(1.0)
-        numbers = numbers.assign(value=numbers["value"] / of_step)
+        strides = fresh.metrics[fresh.metrics["metric"] == schema.STEP_STRIDE].groupby("case")["value"].max()
+        steps = numbers["case"].map(strides).where(numbers["metric"].isin(schema.PER_STEP)).fillna(1.0)
+        numbers = numbers.assign(value=numbers["value"] / steps)
         earlier = (stored.metrics["subject"] == job.label) & (stored.metrics["profiler"] == job.profiler)
         rows = [stored.metrics[~earlier], _renamed(numbers.assign(subject=job.label), self._names(job))]
         return replace(stored, metrics=schema.concat_rows(schema.METRICS, rows))

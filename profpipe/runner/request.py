@@ -131,7 +131,7 @@ class RunRequest:
     def as_json(self) -> dict[str, Any]:
         return {
             **{name: getattr(self, name) for name in _SAVED},
-            # Only what is given: a number of steps that nobody gave may be chosen by what plain shows.
+            # Only what the user gives: where the user gives no number of steps, plain may choose it.
             "pipeline": self.pipeline.model_dump(mode="json", by_alias=True, exclude_unset=True),
             "path": PIPELINE_FILE if self.text else str(self.path),
         }

@@ -94,10 +94,7 @@ def draw_path(findings: Bisection, run: Manifest) -> doc.Section:
     """Return the time of each commit that was measured against GOOD, as a picture and a table, in their order."""
     entry = run.bisect
     assert entry is not None
-    levels = bisect.measure_levels(entry)
-    last, whole = len(entry.commits) - 1, findings.whole
-    if whole and whole.ci_low is not None and whole.ci_high is not None and last in levels:
-        levels[last] = levels[last][0], whole.ci_low, whole.ci_high, levels[last][-1]
+    levels = bisect.measure_levels(entry, findings.whole)
     likely = (number for number, p in enumerate(findings.probabilities) if p >= bisect.LEAST_SHOWN)
     columns: doc.Columns[int] = [
         (doc.label("number", "commit"), str),

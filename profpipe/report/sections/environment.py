@@ -138,7 +138,8 @@ def _gpus_in_use(run: Manifest, tables: Tables) -> int | None:
     counts = [[entry.count for entry in job.devices or (DeviceEntry(),) if entry.device != "cpu"] for job in ran]
     stated = [[count for count in of_job if count is not None] for of_job in counts]
     silent = {job.workload for job, given, counted in zip(ran, stated, counts, strict=True) if given != counted}
-    of_programs = tables.metrics[tables.metrics["metric"] == GPUS]
+    # A results folder may hold anything.
+    of_programs = tables.metrics[(tables.metrics["metric"] == GPUS) & tables.metrics["value"].between(1, 1e6)]
     if not ran or not silent <= {*of_programs["workload"]}:
         return None
     recorded = tables.kernels.groupby(["workload", "profiler"])["device"].nunique()

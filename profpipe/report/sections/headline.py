@@ -300,10 +300,10 @@ def _explain_loser(workload: WorkloadFindings, shape: Shape, win: Win) -> doc.Te
     longer_ns, share = slower.ns - win.best.ns, min(ns / more_ns, 1.0)
     unit = step_unit([longer_ns])
     cause = waits.explain_idle(workload, slower, ns) if name.startswith("idle") else ""
-    where = fill("in idle time, above all waiting for {}", cause) if cause else f"in {name}"
+    where = fill("idle time, above all waiting for {}", cause) if cause else name
     if abs(more_ns - longer_ns) > _LIKE_TIMES * longer_ns:
-        return fill("{} takes longer, {} % of the difference {}.", doc.Code(slower.variant), percent(share), where)
-    said = "{} takes {} longer, {} of it {}."
+        return fill("{} takes longer: {} % of the difference is {}.", doc.Code(slower.variant), percent(share), where)
+    said = "{} takes {} longer, {} of it in {}."
     return fill(said, doc.Code(slower.variant), duration(longer_ns, unit), duration(share * longer_ns, unit), where)
 
 

@@ -135,11 +135,12 @@ def _absence_notes(study: Study) -> Iterator[doc.Text]:
 
 def _caption(study: Study, value: StudyValue) -> doc.Text:
     if value.name == "passed":
-        verdicts = [cell.value for _, _, cell in study.cells() if cell and cell.value is not None]
-        within = f"{verdicts.count('pass')} of the {len(verdicts)} compared cases are within the tolerance"
-        failed = [place.get("impl", "") for place, _, cell in study.cells() if cell and cell.value == "fail"]
-        names = doc.join([doc.Code(str(name)) for name in dict.fromkeys(failed) if name], most=_MOST_OUTSIDE)
-        return fill(f"{within}. Outside: {{}}.", names) if names else f"{within}."
+        compared = [(place, cell.value) for place, _, cell in study.cells() if cell and cell.value is not None]
+        passed = sum(result == "pass" for _, result in compared)
+        failed = dict.fromkeys(str(at["impl"]) for at, result in compared if result == "fail" and "impl" in at)
+        within = f"{passed} of the {len(compared)} compared cases are within the tolerance."
+        outside = doc.join(map(doc.Code, failed), most=_MOST_OUTSIDE)
+        return fill("{} Outside: {}.", within, outside) if failed else within
     unit = choose_unit(study, value).name
     of = f" in {unit}." if unit else "."
     if value.source is Source.METRIC:

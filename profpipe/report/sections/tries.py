@@ -99,7 +99,7 @@ def _facts(findings: PairFindings, run: Manifest, settings: PairsEntry, tried: T
             yield fill("To measure it in up to {} more pairs: {}.", str(pair_blocks.OFFERED), doc.Code(offer))
     if tried.unchanged.reason:
         advice = "so smaller gains are not found. Stop what else runs on the machine, or try again."
-        yield f"Unchanged, {tried.unchanged.reason}, {advice}"
+        yield f"Without a change {tried.unchanged.reason}, {advice}"
     if tried.is_deterministic:
         yield "The program asks for deterministic algorithms, and this stays."
     if tried.written:

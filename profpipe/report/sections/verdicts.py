@@ -155,7 +155,7 @@ def _further_facts(findings: PairFindings, run: Manifest, settings: PairsEntry) 
         has_offer = may_have_more and not any(case.further_pairs for case in coarse)
         ways = doc.join([doc.Code("timing.budget_s"), *([offer] if has_offer else [])], last=" or ")
         percent = float(f"{100 * resolved:.2g}")
-        words = f"Differences below {percent:g} % cannot be told from noise for {{}}: pin the clock,"
+        words = f"Differences below {percent:g} % are within the noise for {{}}: pin the clock,"
         yield fill(f"{words} close other programs, or measure longer ({{}}).", _named(coarse), ways)
     if may_have_more and any(case.verdict is Verdict.INCONCLUSIVE and not _is_coarse(case) for case in candidates):
         yield fill("To measure inconclusive cases alone, in up to {} more pairs: {}.", str(pair_blocks.OFFERED), offer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -171,7 +172,8 @@ def _describe_largest(
     advised: set[str] = set()
     for wait, step_ns in large[:_MOST_SENTENCES]:
         name, advice = _NAMES[wait.name], _DEEDS[wait.name]
-        if PATH_SEPARATOR in _line(wait):
+        # A line of the program, and that of a library: ``train.py:6 > transformers/modeling.py:158``.
+        if re.search(rf":\d+{PATH_SEPARATOR}", _line(wait)):
             advice = _IN_LIBRARY
         if wait.name == HOST_CODE and operators_ns.get(_line(wait), 0.0) > wait.idle_ns:
             # PyTorch and its profiler work between two operators, of which the line has many.
@@ -254,14 +256,12 @@ def slowest_rank(workload: WorkloadFindings, case_steps: CaseSteps) -> doc.Text:
     added = case_steps.overheads.get(case_steps.profiler, 0.0)
     if wait is None or more_ns < late.time.ns * max(_LEAST_SHARE, added / (1 + added)):
         return ""
-    unit = step_unit([late.time.ns])
+    unit, other = step_unit([late.time.ns]), rank_name(case_steps, early)
     if case_steps.is_on_gpu:
-        the = f"Under {case_steps.profiler} the" if added else "The"
-        template = (
-            f"{the} GPU of {{}} waits {{}} of a step for {{}}, that of {rank_name(case_steps, early)} waits {{}}."
-        )
+        begin = f"Under {case_steps.profiler} the" if added else "The"
+        template = f"{begin} GPU of {{}} waits {{}} of a step for {{}}, that of {other} waits {{}}."
     else:
-        template = f"{{}} spends {{}} of a step in {{}}, {rank_name(case_steps, early)} spends {{}}."
+        template = f"{{}} spends {{}} of a step in {{}}, {other} spends {{}}."
     of_early = duration(early_ns.get((wait.cause, _line(wait)), 0.0), unit)
     who = rank_name(case_steps, late) if case_steps.is_on_gpu else capitalise(rank_name(case_steps, late))
     return fill(template, who, duration(wait.idle_ns, unit), _name(wait), of_early)
