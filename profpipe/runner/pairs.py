@@ -356,9 +356,8 @@ class Pairs:
         cases = _renamed(fresh.cases, names)
         ended = schema.frame(schema.CASES, _merge_cases(stored.cases, cases, f"{job.label}: "))
         if job.profiler == "plain":
-            judged = [*schema.TIMES, *schema.ENERGIES, schema.STEP_STRIDE]
-            is_time = fresh.metrics["metric"].isin(judged) & (fresh.metrics["subject"] == "")
-            times = fresh.metrics[is_time]
+            is_time = fresh.metrics["metric"].isin([*schema.TIMES, *schema.ENERGIES]) & (fresh.metrics["subject"] == "")
+            times = pd.concat([fresh.metrics[is_time], _strides(fresh.metrics)])
             times = _average_visits(times, job) if self._is_further(job) else times
             added = [_renamed(times.assign(subject=job.label), names), *_marks(cases, job.label)]
         else:
@@ -386,7 +385,7 @@ class Pairs:
         wanted = [*schema.TIMES, *schema.ENERGIES, "peak_allocated"] if job.profiler == "plain" else []
         numbers = fresh.metrics[fresh.metrics["metric"].isin(wanted) & (fresh.metrics["subject"] == "")]
         # One process may take several steps as an iteration, and the next one of the same program not.
-        strides = fresh.metrics[fresh.metrics["metric"] == schema.STEP_STRIDE].groupby("case")["value"].max()
+        strides = _strides(fresh.metrics).groupby("case")["value"].max()
         steps = numbers["case"].map(strides).where(numbers["metric"].isin(schema.PER_STEP)).fillna(1.0)
         numbers = numbers.assign(value=numbers["value"] / steps)
         earlier = (stored.metrics["subject"] == job.label) & (stored.metrics["profiler"] == job.profiler)
@@ -414,6 +413,15 @@ def _add_visits(job: Job) -> Job:
     visits = pair_blocks.count_visits(timing.rounds, job.settings.repeats)
     changed = {"rounds": visits, "budget_s": timing.budget_s * visits / timing.rounds}
     return job.change_settings(timing=timing.model_copy(update=changed))
+
+
+def _strides(metrics: pd.DataFrame) -> pd.DataFrame:
+    """Return how many steps are an iteration, of the cases whose time is that of an iteration.
+
+    Other cases may have a stride too: at it longer steps recur, but each step is one.
+    """
+    of_iterations = metrics.loc[metrics["metric"] == schema.STEP_PART, "case"]
+    return metrics[(metrics["metric"] == schema.STEP_STRIDE) & metrics["case"].isin(of_iterations)]
 
 
 def _renamed(rows: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
