@@ -26,8 +26,6 @@ def test_without_a_gpu_or_the_option_there_is_no_memory_record(monkeypatch, tmp_
     assert lm.snapshot(TINY, tmp_path) == {}
     monkeypatch.setattr(lm.attention_config, "device", lambda: "cuda")
     assert lm.snapshot({**TINY, "memory_snapshot": False}, tmp_path) == {}
-    monkeypatch.delattr(torch.cuda.memory, "_record_memory_history")
-    assert lm.snapshot(TINY, tmp_path) == {}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -66,9 +64,9 @@ def test_a_range_has_the_peak_of_the_ranges_inside_it_and_not_of_those_before(mo
         allocator.add(2)
         allocator.add(-12)
     assert phase.by_phase == {
-        "forward": {"allocated_at_start": 5, "peak_allocated": 45, "allocated_at_end": 17},
-        "forward > softmax": {"allocated_at_start": 15, "peak_allocated": 45, "allocated_at_end": 16},
-        "backward": {"allocated_at_start": 17, "peak_allocated": 19, "allocated_at_end": 7},
+        "forward": {"allocated_at_start": 5, "peak_allocated": 45},
+        "forward > softmax": {"allocated_at_start": 15, "peak_allocated": 45},
+        "backward": {"allocated_at_start": 17, "peak_allocated": 19},
     }
 
 

@@ -7,7 +7,7 @@ import report_study as study
 from report_study import analyze, check_studies
 
 from profpipe.report.document import Chart
-from profpipe.report.sections import phases
+from profpipe.report.sections import headline, phases
 
 SCORES, SOFTMAX = "forward > attention scores", "forward > softmax"
 MACHINE = {"peaks": {"flops": {"bf16": 1e15}, "bytes_per_s": 4e12, "source": "invented for a test"}}
@@ -76,7 +76,7 @@ def _memory(name, passes, allocations):
     """A record: peaks by phase in MiB; allocations as (place, MiB, how many, how many of them held at the peak)."""
     rows = []
     for phase, peak in passes.items():
-        numbers = {"allocated_at_start": 100 * MIB, "peak_allocated": peak * MIB, "allocated_at_end": 90 * MIB}
+        numbers = {"allocated_at_start": 100 * MIB, "peak_allocated": peak * MIB}
         rows += [study.metric_row(name, metric, value, "byte", subject=phase) for metric, value in numbers.items()]
     for rank, (place, size, n, held) in enumerate(allocations, start=1):
         rows.append(study.metric_row(name, f"allocation:{rank}", size * MIB, "byte", subject=place, n=n))
@@ -136,6 +136,7 @@ def _studies():
     yield "None of a fast one", phases.phase_work(_analysed(_case("size=small", 40)))
 
     yield "Each phase has its peak memory, and the largest allocations their place", phases.memory(_two_passes())
+    yield "The answer says where the memory is highest, and which line holds most of it", headline.answer(_two_passes())
     held = [("a.py:1", 40, 1, 1), ("b.py:2", 30, 9, 0), ("c.py:3", 4.5, 40, 36)]
     ordered = _analysed(_memory("what=forward", {"forward": 400}, held))
     yield "Allocations are ordered by their size at the peak, and others are left out", phases.memory(ordered)

@@ -416,10 +416,7 @@ def _add_visits(job: Job) -> Job:
 
 
 def _strides(metrics: pd.DataFrame) -> pd.DataFrame:
-    """Return how many steps are an iteration, of the cases whose time is that of an iteration.
-
-    Other cases may have a stride too: at it longer steps recur, but each step is one.
-    """
+    """Return how many steps are an iteration where the time is that of one; elsewhere long steps recur at a stride."""
     of_iterations = metrics.loc[metrics["metric"] == schema.STEP_PART, "case"]
     return metrics[(metrics["metric"] == schema.STEP_STRIDE) & metrics["case"].isin(of_iterations)]
 

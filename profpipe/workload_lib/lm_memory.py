@@ -29,20 +29,17 @@ _LARGEST = 12
 #: Points of the course of a phase.
 _POINTS = 30
 
-#: An outer phase with the host's time in us at which it began and ended.
-Span = tuple[str, int, int]
-
 
 class Peaks:
-    """A ``phase`` that reads the allocator's counters: bytes at start, peak and end by path of the range.
+    """A ``phase`` that reads the allocator's counters: bytes at start and peak by path of the range.
 
-    The peak is the highest over all entries of the range, with the ranges inside it; start is that of the first entry
-    and end that of the last. ``baseline`` bytes were allocated before and are not counted. ``spans``: the outer ranges.
+    The peak is the highest over all entries of the range, with the ranges inside it; start is that of the first entry.
+    ``baseline`` bytes were allocated before and are not counted. ``spans``: the outer ranges with begin and end in us.
     """
 
     def __init__(self, baseline: int) -> None:
         self.by_phase: dict[str, dict[str, int]] = {}
-        self.spans: list[Span] = []
+        self.spans: list[tuple[str, int, int]] = []
         self._baseline = baseline
         self._open: list[str] = []
 
@@ -50,25 +47,16 @@ class Peaks:
     def __call__(self, name: str) -> Iterator[None]:
         self._update_peaks()
         self._open.append(name)
-        path, now = " > ".join(self._open), self._allocated()
-        row = self.by_phase.setdefault(path, {"allocated_at_start": now, "peak_allocated": now})
+        path, now = " > ".join(self._open), torch.cuda.memory_allocated() - self._baseline
+        self.by_phase.setdefault(path, {"allocated_at_start": now, "peak_allocated": now})
         began = _now_us()
         try:
             yield
         finally:
             self._update_peaks()
-            row["allocated_at_end"] = self._allocated()
             self._open.pop()
             if not self._open:
                 self.spans.append((name, began, _now_us()))
-
-    def clear(self) -> None:
-        """Forget the ranges of an iteration that is not reported."""
-        self.by_phase.clear()
-        self.spans.clear()
-
-    def _allocated(self) -> int:
-        return torch.cuda.memory_allocated() - self._baseline
 
     def _update_peaks(self) -> None:
         """Add the peak since the last call to all open ranges."""
@@ -94,7 +82,8 @@ def record(config: LmConfig, file: Path) -> Numbers:
     iterate = lm_model.iteration(config, peaks)
     with torch.autograd.set_multithreading_enabled(False):
         iterate()
-        peaks.clear()
+        peaks.by_phase.clear()
+        peaks.spans.clear()
         memory._record_memory_history(stacks="python")
         try:
             iterate()

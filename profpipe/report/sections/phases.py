@@ -12,7 +12,7 @@ from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import Memory, Phase
 from profpipe.job import count_cases
 from profpipe.report import document as doc
-from profpipe.report.labels import case_text, span
+from profpipe.report.labels import case_text, fill, span
 from profpipe.report.sections.plots import Point, line_chart
 from profpipe.report.selection import main_cases
 from profpipe.report.units import Unit, number, percent, size_unit, time_unit
@@ -283,8 +283,7 @@ _Pair = tuple[CaseResult, Memory]
 
 def memory(workload: WorkloadFindings) -> doc.Section:
     """Return the peak of each phase and what held it; empty where no case recorded its memory."""
-    by_case = {record.case: record for record in workload.phases.memory}
-    pairs = [(case, by_case[case.id]) for case in workload.cases if case.id in by_case]
+    pairs = _pairs(workload)
     summary = (
         "One iteration of each case, recorded apart from its timing: the memory allocated when it began, the peak of"
         " each phase with its nested phases, and the lines that held most of the peak."
@@ -293,6 +292,23 @@ def memory(workload: WorkloadFindings) -> doc.Section:
         summary += " The records open in the viewer at pytorch.org/memory_viz."
     blocks = [peaks(pairs), trend(workload, pairs), allocations(pairs), files(pairs)]
     return doc.make_section("memory", "Memory by phase", blocks, summary, workload.name, folds_long_tables=True)
+
+
+def _pairs(workload: WorkloadFindings) -> list[_Pair]:
+    by_case = {record.case: record for record in workload.phases.memory}
+    return [(case, by_case[case.id]) for case in workload.cases if case.id in by_case]
+
+
+def highest_peak(workload: WorkloadFindings) -> Iterator[doc.Text]:
+    """Yield in which phase of which case the memory is highest, and which line holds most of it."""
+    recorded = (pair for pair in _pairs(workload) if pair[1].allocations)
+    for case, record in sorted(recorded, key=lambda pair: -pair[1].peak)[:1]:
+        *_, phase = (name for name, peak in record.peaks.items() if peak == record.peak)  # the innermost is last
+        place, peak = record.allocations[0][0], size_unit([record.peak]).with_name(record.peak)
+        held = sum(count * size for line, size, _, count in record.allocations if line == place)
+        before, at = (percent(size / record.peak) for size in (record.start or 0, held))
+        said = f"The highest peak of memory is {peak}, in {{}} ({{}}): {before} % was there before, {at} % is of {{}}."
+        yield fill(said, doc.Code(phase), case_text(case), doc.Code(place))
 
 
 def trend(workload: WorkloadFindings, pairs: Sequence[_Pair]) -> doc.Chart | None:
