@@ -80,6 +80,30 @@ def test_the_remedy_is_kept_what_harms_is_refused_and_the_folder_stays_as_it_was
     assert "- Without a change a step took " in page and "so smaller gains are not found." in page
     answer = json.loads(profpipe(folder, "report", "out/latest", "--json"))
     assert answer["chosen"] == ["loader_workers"] and {change["name"] for change in answer["changes"]} == {*changes}
+    record = json.loads((folder / "out/latest/run.json").read_text(encoding="utf-8"))
+    record["ab"]["tried"] |= {"chosen": ["loader_workers", "rate"], "harm": "loss +9 %, seeds ±1 %"}
+    (folder / "out/latest/run.json").write_text(json.dumps(record), encoding="utf-8")
+    assert "--without rate measures the other changes" in profpipe(folder, "report", "out/latest")
+
+
+@pytest.mark.exhaustive
+def test_what_alters_numerics_leaves_a_combination_that_harms_first(tmp_path):
+    """The one that alters numerics is faster, and harms only beside the other one."""
+    (tmp_path / "train.py").write_text(TRAIN, encoding="utf-8")
+    for name, part, alters in (("numeric", 0.3, True), ("safe", 0.6, False)):
+        text = WRONG.strip().replace("= True, ", f"= {alters}, ").replace("None", f"sleep(seconds * {part})")
+        text = text.replace(
+            "import time", "import time\n    sleep = time.sleep\n    both = hasattr(torch, 'is_applied')"
+        )
+        text = text.replace("2 * lr", "(3 if both else 1) * lr") + "\n    torch.is_applied = True"
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    names = ["--only", "gc_freeze", "--change", "numeric=numeric.py", "--change", "safe=safe.py"]
+    options = ["--budget", "10s", "--pairs", "1", "--measure-steps", "20", *names]
+    program = ("--", sys.executable, "train.py", str(tmp_path / "begun.log"))
+    tried = json.loads(profpipe(tmp_path, "try", "--json=full", *options, *program))["tried"]
+    changes = {change["name"]: change for change in tried["changes"]}
+    assert tried["chosen"] == ["safe"] and changes["numeric"]["outcome"] == "replaced", changes
+    assert ", seeds ±" in changes["numeric"]["reason"]
 
 
 @pytest.mark.parametrize(

@@ -374,7 +374,10 @@ class _Screening:
             together = self._changes.pop(names)
             if is_better and (together.ns or math.inf) <= (self._changes[chosen[0].change.name].ns or math.inf):
                 break
-            last = chosen.pop()
+            # The slowest one leaves, and of those that harm together the slowest that alters numerics.
+            altering = [candidate for candidate in chosen if candidate.change.alters_numerics]
+            last = (altering if altering and together.outcome is TryOutcome.REFUSED else chosen)[-1]
+            chosen.remove(last)
             why = together.reason or f"together with {chosen[0].change.name} it is no faster"
             self._decide(last.change.name, TryOutcome.REPLACED, why)
         return chosen
