@@ -17,6 +17,7 @@ from profpipe.analysis.steps import (
     StepPart,
     StepParts,
 )
+from profpipe.analysis.waits import find_waits
 from profpipe.job import count_cases
 from profpipe.ranges import REPLAY
 from profpipe.report import document as doc
@@ -649,8 +650,9 @@ def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
     if case_steps is None or (parts := case_steps.parts_without_profiler) is None:
         return
     cause = max(IDLE_PARTS, key=lambda part: parts.ns[part])
-    # Without a GPU idle time is all that is outside operators and collectives, which has its causes elsewhere.
-    is_said = case_steps.is_on_gpu and parts.share(parts.ns[cause]) >= _LEAST_SHARE
+    # The causes have their sentences. Without a GPU idle time is all that is outside operators and collectives.
+    are_named = 2 * sum(wait.idle_ns for wait in find_waits(workload, case_steps)) >= parts.idle_ns > 0
+    is_said = case_steps.is_on_gpu and not are_named and parts.share(parts.ns[cause]) >= _LEAST_SHARE
     how = "" if cause is StepPart.IDLE_OTHER else "mostly " if 2 * parts.ns[cause] >= parts.idle_ns else "partly "
     why = f" ({how}{WHY_IDLE[cause]})" if is_said else ""
     shares = {"compute": parts.ns[StepPart.COMPUTE]}
@@ -665,7 +667,8 @@ def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
         fill(f"{{}} {'' if i or not other else 'is '}{name}", percent(parts.share(ns)))
         for i, (name, ns) in enumerate(shown)
     ]
-    speedups = [(row.gain(case_steps, parts) or 0.0, row.improvement) for row in _improvements([(case_steps, parts)])]
+    rows = [row for row in _improvements([(case_steps, parts)]) if not (are_named and row.improvement[:4] == "idle")]
+    speedups = [(row.gain(case_steps, parts) or 0.0, row.improvement) for row in rows]
     largest = sorted((pair for pair in speedups if pair[0] >= _LEAST_SPEEDUP), key=lambda pair: -pair[0])[:_MOST_GAINS]
     most = doc.join([fill(f"{name} {{}}", ratio(value)) for value, name in largest], last=", ")
     is_slowed = case_steps.overheads.get(case_steps.profiler, 0.0) >= _LEAST_OVERHEAD and parts is not case_steps.parts
@@ -673,7 +676,7 @@ def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
     begin = fill("Of {}{}, " if other else f"{who}{{}}{{}} is ", other, _name_case(workload, case))
     yield fill("{}{}.", begin, doc.join(named))
     if largest:
-        yield fill("At most to gain: {}.", most)
+        yield fill(f"At most to gain{' on the GPU' * are_named}: {{}}.", most)
 
 
 def _name_case(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
