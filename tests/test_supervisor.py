@@ -197,7 +197,7 @@ def test_a_program_has_the_signals_and_descriptors_of_a_shell():
         "[fd for fd in range(99) if os.path.exists(f'/proc/self/fd/{fd}')])"
     )
     # Python ignores two signals itself, and what a shell starts by `&` ignores two others.
-    ignored = [s.name for s in (signal.SIGINT, signal.SIGQUIT) if signal.getsignal(s) is signal.SIG_IGN]
+    ignored = [s.name for s in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT) if signal.getsignal(s) is signal.SIG_IGN]
     assert process.ask([sys.executable, "-c", program]) == f"{[*ignored, 'SIGPIPE', 'SIGXFSZ']} [0, 1, 2]\n"
 
 

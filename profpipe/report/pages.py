@@ -28,10 +28,10 @@ MOST_LINES = 150
 
 #: Sections by importance, which is not the order on the page. Others follow in the order of the document.
 IMPORTANCE = (
-    "answers", "recordings", "headline", "commands", "times", "flags", "warnings", "failures", "unfinished",
+    "answers", "recordings", "headline", "targets", "commands", "times", "flags", "warnings", "failures", "unfinished",
     "first_studies", "failed_captures", "studies", "study_plots", "skipped", "requests", "steps", "waits", "recording",
     "step_costs", "step_ranks", "step_outliers", "step_times", "classification", "kernel_share", "switch_cost",
-    "limits", "targets", "accuracy", "plots", "agreement", "cases", "phases", "kernels", "memory", "ranks",
+    "limits", "accuracy", "plots", "agreement", "cases", "phases", "kernels", "memory", "ranks",
 )  # fmt: skip
 
 #: Sections whose sentences are a finding: these stay on SUMMARY.md where their tables move.

@@ -93,6 +93,7 @@ def build(findings: Findings, tables: Tables, run: Manifest, raw: raw_files.RawF
         answers += [
             headline.headline(workload, picture, "" if is_alone else "At a glance", has_answer),
             timeline.timeline(workload),
+            cases.targets(workload, selection.select(workload, findings.workloads)),
             *(first if is_alone else ()),
             times.times(workload, explains_flags=is_alone),
         ]
@@ -156,7 +157,6 @@ def _workload_sections(workload: WorkloadFindings, findings: Findings) -> Iterat
     yield kernel_share.kernel_share(part)
     yield kernel_share.switch_cost(part)
     yield roofline.limits(workload, part)
-    yield cases.targets(workload, part)
     yield cases.accuracy(part)
     yield agreement.agreement(workload)
     yield cases.cases(workload, part)
