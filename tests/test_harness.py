@@ -336,14 +336,24 @@ def test_imported_modules_are_excluded_from_garbage_collection(monkeypatch):
 
 @pytest.mark.parametrize(
     ("profiler", "warmup", "expected"),
-    [("nsys", 3, ["warm 2", "load", "loop"]), ("nsys", 0, ["warm 0", "loop"]), ("ncu", 3, ["warm 3", "call"])],
+    [
+        ("nsys", 3, ["warm 2", "load", "loop"]),
+        ("nsys", 0, ["warm 0", "loop"]),
+        ("ncu", 3, ["warm 3", "call"]),
+        # The buffer that flushes the caches is none of the program's memory.
+        ("memory", 3, ["warm 2", "load", "loop without flush"]),
+    ],
 )
 def test_the_call_that_begins_to_load_a_gpu_is_the_last_that_warms_up(monkeypatch, profiler, warmup, expected):
     """A mock of a GPU: which calls are made, and none more, for one may take a minute."""
     done = []
     monkeypatch.setattr(harness.sampling, "warm_up", lambda fn, n, **_: done.append(f"warm {n}"))
     monkeypatch.setattr(harness.sampling, "apply_load", lambda fn, **_: done.append("load"))
-    monkeypatch.setattr(harness.sampling, "run_loop", lambda fn, n, **_: done.append("loop") or (1.0, ()))
+    monkeypatch.setattr(
+        harness.sampling,
+        "run_loop",
+        lambda fn, n, flush, **_: done.append("loop" if flush else "loop without flush") or (1.0, ()),
+    )
     monkeypatch.setattr(harness.conditions, "monitor_gpu", lambda: nullcontext(harness.conditions.GpuMonitor(None)))
     monkeypatch.setattr(harness, "single_threaded_autograd", nullcontext)
     workload = SimpleNamespace(build=lambda params: lambda: done.append("call"))
@@ -355,8 +365,8 @@ def test_the_call_that_begins_to_load_a_gpu_is_the_last_that_warms_up(monkeypatc
         load()
         yield
 
-    assert harness.profile_case(harness.Worker(workload, spec, events, "cuda"), "a", region, {}).status == "ok"
-    assert done == expected
+    ended = harness.profile_case(harness.Worker(workload, spec, events, "cuda"), "a", region, {})
+    assert (ended.status, ended.flags, done) == ("ok", [], expected)
 
 
 def test_a_profiled_case_is_loaded_until_the_gpu_has_the_highest_clock_of_those_before_it(monkeypatch):

@@ -248,7 +248,8 @@ class Worker:
 
     @property
     def flush(self) -> bool:
-        return bool(self.spec["options"].get("timing", {}).get("flush", True))
+        # The buffer that flushes the caches would stand among what holds the memory.
+        return self.spec["profiler"] != "memory" and bool(self.spec["options"].get("timing", {}).get("flush", True))
 
     def visit(self, case: Mapping[str, Any], measure: Callable[[dict[str, Any]], CaseEnd | None]) -> bool:
         """Visit ``case`` once; return True if the case ended. A case that fails does not end those after it."""
@@ -483,7 +484,7 @@ def profile_case(worker: Worker, name: str, region: Region, params: dict[str, An
             worker.events.metric(name, metric, value, unit)
     worker.events.metric(name, "iterations", repeats, "1")
     # ncu flushes the caches itself before a replay.
-    is_warm = not worker.flush and worker.spec["profiler"] != "ncu"
+    is_warm = not worker.flush and worker.spec["profiler"] not in ("ncu", "memory")
     return CaseEnd(Status.OK, flags=[Flag.WARM_CACHE] if is_warm else [])
 
 
