@@ -49,15 +49,16 @@ def test_the_reduced_study_runs_on_a_cpu(tmp_path):
     cases = rows(run / "cases.csv")
     assert {(case["workload"], case["profiler"], case["status"]) for case in cases} == {
         ("sizes", "plain", "ok"), ("sizes", "torch", "ok"), ("memory", "plain", "ok"),
+        ("memory", "memory", "skipped"),
     }  # fmt: skip
-    assert len(cases) == 4 + 4 + 2
+    assert len(cases) == 4 + 4 + 2 + 2
     metrics = [row for row in rows(run / "metrics.parquet") if row["workload"] == "sizes"]
     assert {"time", "flops", "parameters", "error_max"} <= {row["metric"] for row in metrics if not row["subject"]}
     assert ("forward > softmax", "flops") in {(row["subject"], row["metric"]) for row in metrics}
     page = read_pages(run)
     passes = page.split("### Passes of a full step, by their kernels\n")[1].split("###")[0]
     assert "| forward | backward | optimizer |" in passes
-    arithmetic = page.split("### Parameters and arithmetic of a forward pass\n")[1].split("###")[0]
+    arithmetic = page.split("### The sizes, and the arithmetic of a forward pass\n")[1].split("###")[0]
     assert "| precision |" in arithmetic  # one table for all of them
     assert "## Work by phase: sizes\n\nFLOPs and bytes" in page
     assert "Memory by phase" not in page  # there is no record of memory without a GPU

@@ -18,7 +18,7 @@ import time
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
-from profpipe.hook import clock, record, settings
+from profpipe.hook import record, settings
 from profpipe.hook.host import Places
 from profpipe.hook.modules import ModuleMetadata
 from profpipe.hook.record import HookRecord
@@ -183,8 +183,6 @@ def at_start(given: Dict[str, Any]) -> None:
 @contextmanager
 def wrap(call: Callable[[], object], case: str, path: str) -> Iterator[Callable[[], object]]:
     """Record the iterations of a case."""
-    if clock.cuda() is None:
-        raise RuntimeError("the profiler memory records the memory of a GPU, and this process uses none")
     errors = HookRecord(lambda: path.replace(".memory.pickle", ".errors.jsonl"), dict)
     recorded = AllocatorHistory(sys.modules["torch"], path, errors)
     recorded.begin()

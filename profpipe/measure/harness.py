@@ -313,6 +313,8 @@ class Worker:
             return None
         if self.ranks.missing_gpus:
             return CaseEnd(Status.SKIPPED, self.ranks.missing_gpus)
+        if self.spec["profiler"] == "memory" and self.device != "cuda":
+            return CaseEnd(Status.SKIPPED, "the profiler memory records the memory of a GPU, and torch sees none")
         expects = getattr(self.workload, "expects", None)
         self.events.write("expects", case=name, family=(expects(params) if expects else None) or "")
         prunes = self.spec["options"].get("skip_larger_after_oom", True)
