@@ -136,8 +136,8 @@ WIDER = """() => [...document.querySelectorAll('body *')].filter((element) => {
     ("cogvideox", "light", 400, ""),
     ("own_program", "dark", 1400, ""),
     ("own_program", "light", 400, "case-gpt-compile=true"),
-    ("accuracy", "dark", 400, ""),
-    ("scenarios", "light", 1400, ""),
+    pytest.param("accuracy", "dark", 400, "", marks=pytest.mark.exhaustive),  # the largest pages
+    pytest.param("scenarios", "light", 1400, "", marks=pytest.mark.exhaustive),
     ("auto_profile", "dark", 400, ""),
 ])  # fmt: skip
 def test_axe_finds_nothing_and_nothing_is_wider_than_its_box(example, scheme, width, place, reports, new_page):

@@ -48,8 +48,7 @@ def test_the_reduced_study_runs_on_a_cpu(tmp_path):
     run = tmp_path / "latest"
     cases = rows(run / "cases.csv")
     assert {(case["workload"], case["profiler"], case["status"]) for case in cases} == {
-        ("sizes", "plain", "ok"), ("sizes", "torch", "ok"), ("memory", "plain", "ok"),
-        ("memory", "memory", "skipped"),
+        ("sizes", "plain", "ok"), ("sizes", "torch", "ok"), ("memory", "plain", "ok"), ("memory", "memory", "skipped"),
     }  # fmt: skip
     assert len(cases) == 4 + 4 + 2 + 2
     metrics = [row for row in rows(run / "metrics.parquet") if row["workload"] == "sizes"]
