@@ -42,6 +42,15 @@ def test_plain_decides_which_module_makes_the_steps():
     assert divided("*UNet", "UNet", "Decoder", ns=[1.0, 1.0, 90.0]) == ["0-0 UNet", "1-1 (UNet)", "2-2 (Decoder)"]
 
 
+def test_calls_that_autograd_records_are_of_another_kind_than_those_of_the_same_module_that_it_does_not():
+    texts = ["*Net grad", "Loss grad"] * 3 + ["*Net", "Loss"] * 4
+    steps = divided(*texts, ns=[9.0, 1.0] * 3 + [2.0, 0.1] * 4)
+    assert steps[:3] == ["0-1 Net + Loss", "2-3 Net + Loss", "4-5 (Net + Loss)"]
+    assert steps[3:5] == ["6-6 (Net without gradients)", "7-7 (Loss without gradients)"]
+    # Calls of an inference without torch.no_grad() are of one kind.
+    assert divided(*["Net 8x1 grad"] * 3) == ["0-0 Net", "1-1 Net", "2-2 Net"]
+
+
 def test_replays_of_graphs_are_steps_with_what_follows_and_calls_before_them_are_none():
     warm_up = [f"LM {n}" for n in (512, 8, 4, 1)]
     tokens = ["CUDAGraph", "Head", "Sampler"]

@@ -214,6 +214,7 @@ class _ModuleWatch:
         self._kind, self._steps, self._calls, self._has_ended = torch.nn.Module, process_steps, _ThreadState(), False
         self._original, self._is_compiling = self._kind.__call__, modules.compiling(torch)
         self._names: Dict[int, Tuple[Any, str]] = {}
+        self._is_grad_enabled = torch.is_grad_enabled
         self._call = self._kind.__call__ = self._outermost(self._original)
         # Where a program replays the calls of its model as a CUDA graph, there are no calls.
         graph: Any = getattr(torch.cuda, "CUDAGraph", None)
@@ -264,7 +265,11 @@ class _ModuleWatch:
         if _loads_data():
             self.end()  # transforms of images are modules
         if not self._has_ended:
-            self._steps.boundary("forward", lambda: self._name(args[0]) + _tokens(args[1:], kwargs))
+            self._steps.boundary("forward", lambda: self._describe(args[0], _tokens(args[1:], kwargs)))
+
+    def _describe(self, owner: Any, tokens: str) -> str:
+        is_training = isinstance(owner, self._kind) and self._is_grad_enabled()
+        return self._name(owner) + tokens + " grad" * is_training
 
     def _name(self, owner: Any) -> str:
         """Return the class of a module, and for further modules of that class a number: ``Linear``, ``Linear#2``.

@@ -281,6 +281,7 @@ def steps_of_calls(job: Job, profiler: str) -> ChosenSteps | None:
     firsts = (first for first in [*prompts, *(part.first for part in whole)] if steps.warmup <= first < len(time_of))
     first = next((first + ranges.CALLS_BEFORE_STEPS for first in firsts if is_settled[first]), steps.warmup)
     module = calls.read(texts[whole[0].first]).module
+    module = module if whole[0].kind.partition(" + ")[0] == module else ""  # calls without gradients have no name
     return ChosenSteps.of(steps, forward=True, module=module, warmup=first, measure=measure)
 
 

@@ -14,7 +14,7 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Final
 
@@ -22,12 +22,15 @@ from profpipe.ranges import REPLAY
 from profpipe.results.schema import PREFILL
 
 #: What the start-up hook says of a call: the module, after ``*`` where it makes the steps, and the tokens.
-#: ``LlamaModel 8x512`` has a batch of 8 times 512, ``LlamaModel 512`` 512 of any sequences. ``@1`` is the thread.
-_TEXT: Final = re.compile(r"(\*?)([\w.#]+)(?: (?:(\d{1,9})x)?(\d{1,9}))?(?: @(\d{1,9}))?")
+#: ``LlamaModel 8x512`` has a batch of 8 times 512, ``LlamaModel 512`` 512 of any sequences. ``grad``: autograd records
+#: it. ``@1`` is the thread.
+_TEXT: Final = re.compile(r"(\*?)([\w.#]+)(?: (?:(\d{1,9})x)?(\d{1,9}))?( grad)?(?: @(\d{1,9}))?")
 #: Modules that are called nearly as often, and take nearly as much time, are equal. The first one makes the steps.
 _AS_OFTEN, _AS_LONG = 0.9, 0.8
 #: A module that makes the steps is called at least so often, as a share of the calls of the most frequent one.
 _LEAST_OFTEN = 0.1
+#: Training and its evaluation call one module. These calls are of two kinds.
+_EVALUATED = " without gradients"
 #: Modules of a step that are named beside the first one.
 _MOST_NAMED = 2
 #: Of calls with joined sequences, those with prompts are so few in a row and of all, and have so many more tokens.
@@ -42,6 +45,7 @@ class Call:
     batch: int = 0
     length: int = 0
     is_of_steps: bool = False
+    has_gradients: bool = False
     thread: int = 0
 
 
@@ -49,7 +53,8 @@ def read(text: str) -> Call:
     """Return what ``text``, of the start-up hook, says of a call."""
     if not (match := _TEXT.fullmatch(text)):
         return Call()
-    return Call(match[2], int(match[3] or 0), int(match[4] or 0), bool(match[1]), int(match[5] or 0))
+    batch, length, thread = (int(match[group] or 0) for group in (3, 4, 6))
+    return Call(match[2], batch, length, bool(match[1]), bool(match[5]), thread)
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,8 @@ class Part:
 
 def divide(calls: Sequence[Call], wall_ns: Sequence[float]) -> list[Part]:
     """Return the calls of a process as parts, in their order; ``wall_ns`` are their times."""
+    trained = {call.module for call in calls if call.has_gradients}
+    calls = [replace(c, module=c.module + _EVALUATED * (c.module in trained and not c.has_gradients)) for c in calls]
     module = _module_of_steps(calls, wall_ns)
     module_calls = [i for i, call in enumerate(calls) if call.module == module]
     tails = [tuple(call.module for call in calls[i + 1 : end]) for i, end in pairwise([*module_calls, len(calls)])]
@@ -101,7 +108,7 @@ def _module_of_steps(calls: Sequence[Call], wall_ns: Sequence[float]) -> str:
     """
     times: dict[str, list[float]] = {}
     for call, wall in zip(calls, wall_ns, strict=True):
-        if call.is_of_steps:
+        if call.is_of_steps and not call.module.endswith(_EVALUATED):
             return call.module
         times.setdefault(call.module, []).append(wall)
     most_calls = max(map(len, times.values()), default=0)

@@ -24,7 +24,21 @@ backends = SimpleNamespace(mps=SimpleNamespace(is_available=lambda: False))
 cuda = SimpleNamespace(
     is_available=lambda: False, is_initialized=lambda: False, device_count=lambda: 0, _lazy_init=lambda: None
 )  # fmt: skip
-no_grad = inference_mode = contextlib.nullcontext
+_modes = [True]
+
+
+@contextlib.contextmanager
+def no_grad():
+    _modes.append(False)
+    yield
+    _modes.pop()
+
+
+inference_mode = no_grad
+
+
+def is_grad_enabled() -> bool:
+    return _modes[-1]
 
 
 def manual_seed(seed: int) -> None:
