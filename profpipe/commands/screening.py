@@ -375,11 +375,11 @@ class _Screening:
             if is_better and (together.ns or math.inf) <= (self._changes[chosen[0].change.name].ns or math.inf):
                 break
             # The slowest one leaves, and of those that harm together the slowest that alters numerics.
-            altering = [candidate for candidate in chosen if candidate.change.alters_numerics]
-            last = (altering if altering and together.outcome is TryOutcome.REFUSED else chosen)[-1]
+            altering = [c for c in chosen if together.outcome is TryOutcome.REFUSED and c.change.alters_numerics]
+            last = (altering or chosen)[-1]
             chosen.remove(last)
             why = together.reason or f"together with {chosen[0].change.name} it is no faster"
-            self._decide(last.change.name, TryOutcome.REPLACED, why)
+            self._decide(last.change.name, TryOutcome.REFUSED if altering else TryOutcome.REPLACED, why)
         return chosen
 
     def _join(self, chosen: Sequence[_Candidate]) -> PairSide:
