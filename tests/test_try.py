@@ -83,7 +83,7 @@ def test_the_remedy_is_kept_what_harms_is_refused_and_the_folder_stays_as_it_was
     record = json.loads((folder / "out/latest/run.json").read_text(encoding="utf-8"))
     record["ab"]["tried"] |= {"chosen": ["loader_workers", "rate"], "harm": "loss +9 %, seeds ±1 %"}
     (folder / "out/latest/run.json").write_text(json.dumps(record), encoding="utf-8")
-    assert "--without rate measures the other changes" in profpipe(folder, "report", "out/latest")
+    assert "Try the other changes again without what alters numerics: rate." in profpipe(folder, "report", "out/latest")
 
 
 @pytest.mark.exhaustive

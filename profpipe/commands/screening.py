@@ -360,7 +360,10 @@ class _Screening:
         return False
 
     def combine(self, faster: Sequence[_Candidate]) -> Sequence[_Candidate]:
-        """Return the changes whose combination is fastest: the best of each kind, or the best one alone."""
+        """Return the changes whose combination is fastest: the best of each kind, or the best one alone.
+
+        Where they harm together, those that alter numerics leave first, also the fastest.
+        """
         best: dict[str, _Candidate] = {}
         for candidate in faster:
             first = best.setdefault(candidate.kind, candidate)
@@ -378,7 +381,8 @@ class _Screening:
             altering = [c for c in chosen if together.outcome is TryOutcome.REFUSED and c.change.alters_numerics]
             last = (altering or chosen)[-1]
             chosen.remove(last)
-            why = together.reason or f"together with {chosen[0].change.name} it is no faster"
+            beside = f"together with {chosen[0].change.name}"
+            why = f"{beside}: {together.reason}" if together.reason else f"{beside} it is no faster"
             self._decide(last.change.name, TryOutcome.REFUSED if altering else TryOutcome.REPLACED, why)
         return chosen
 

@@ -22,8 +22,8 @@ from profpipe.ranges import REPLAY
 from profpipe.results.schema import PREFILL
 
 #: What the start-up hook says of a call: the module, after ``*`` where it makes the steps, and the tokens.
-#: ``LlamaModel 8x512`` has a batch of 8 times 512, ``LlamaModel 512`` 512 of any sequences. ``grad``: autograd records
-#: it. ``@1`` is the thread.
+#: ``LlamaModel 8x512`` has a batch of 8 times 512, ``LlamaModel 512`` 512 of any sequences. ``grad``: gradients
+#: are enabled where it is called. ``@1`` is the thread.
 _TEXT: Final = re.compile(r"(\*?)([\w.#]+)(?: (?:(\d{1,9})x)?(\d{1,9}))?( grad)?(?: @(\d{1,9}))?")
 #: Modules that are called nearly as often, and take nearly as much time, are equal. The first one makes the steps.
 _AS_OFTEN, _AS_LONG = 0.9, 0.8
@@ -73,7 +73,9 @@ class Part:
 
 def divide(calls: Sequence[Call], wall_ns: Sequence[float]) -> list[Part]:
     """Return the calls of a process as parts, in their order; ``wall_ns`` are their times."""
-    trained = {call.module for call in calls if call.has_gradients}
+    of_module = Counter(call.module for call in calls)
+    with_gradients = Counter(call.module for call in calls if call.has_gradients)
+    trained = {name for name, count in with_gradients.items() if count >= _LEAST_OFTEN * of_module[name]}
     calls = [replace(c, module=c.module + _EVALUATED * (c.module in trained and not c.has_gradients)) for c in calls]
     module = _module_of_steps(calls, wall_ns)
     module_calls = [i for i, call in enumerate(calls) if call.module == module]

@@ -651,7 +651,8 @@ def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
         return
     cause = max(IDLE_PARTS, key=lambda part: parts.ns[part])
     # The causes have their sentences. Without a GPU idle time is all that is outside operators and collectives.
-    are_named = 2 * sum(wait.idle_ns for wait in find_waits(workload, case_steps)) >= parts.idle_ns > 0
+    named_ns = sum(wait.idle_ns for wait in find_waits(workload, case_steps))
+    are_named = case_steps.is_on_gpu and case_steps.processes < 2 and 2 * named_ns >= parts.idle_ns > 0
     is_said = case_steps.is_on_gpu and not are_named and parts.share(parts.ns[cause]) >= _LEAST_SHARE
     how = "" if cause is StepPart.IDLE_OTHER else "mostly " if 2 * parts.ns[cause] >= parts.idle_ns else "partly "
     why = f" ({how}{WHY_IDLE[cause]})" if is_said else ""

@@ -85,8 +85,7 @@ def _facts(findings: PairFindings, run: Manifest, settings: PairsEntry, tried: T
     chosen = _find_chosen(tried)
     numerics = [doc.Code(change.name) for change in chosen if change.alters_numerics]
     if tried.harm and 0 < len(numerics) < len(chosen):
-        names = ",".join(change.name for change in chosen if change.alters_numerics)
-        yield fill("{} measures the other changes without what alters numerics.", doc.Code(f"--without {names}"))
+        yield fill("Try the other changes again without what alters numerics: {}.", doc.join(numerics))
     if numerics and case is not None and tried.loss and not tried.harm:
         yield fill("{}: alters numerics, within the spread between seeds.", doc.join(numerics, last=" and "))
     if case is not None and tried.loss and not tried.harm:
