@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from jobs import change, make_job
 from nsys_exports import Export
 
@@ -226,7 +226,6 @@ WORK = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=30)
 @given(work=WORK)
 def test_the_parts_of_a_step_equal_a_count_of_each_ns(work, tmp_path_factory):
     export = Export()

@@ -127,7 +127,6 @@ def test_on_a_gpu_the_wait_for_the_loader_is_that_without_a_profiler(tmp_path: P
     assert "For 3.70 ms of it the GPU waits for the DataLoader (1 worker, `main.py:38`)." in page.splitlines()[2]
     said = "- DataLoader at `main.py:38`: 3.70 ms of a step without a profiler. Without it a step would be 2.39 times"
     assert said in page
-    # The causes of idle time take the place of a bound for all of it.
     assert "91.6 % is idle, 8.2 % compute" in page and "- At most to gain on the GPU: conv 1.03x" in page
 
 

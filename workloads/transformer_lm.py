@@ -152,9 +152,11 @@ def snapshot(params: Mapping[str, Any], folder: Path) -> Mapping[str, Mapping[st
 
     The file is for torch's viewer (pytorch.org/memory_viz). Returns ``allocated_at_start`` and ``peak_allocated``
     by path of the range, and ``allocation:<rank>`` and ``held:<rank>`` by line of the source, each with unit and number
-    of occurrences. Empty on a CPU.
+    of occurrences. Empty on a CPU, and where torch has no such record.
     """
     config = parse_params(params)
-    if not config.memory_snapshot or attention_config.device() == "cpu":
+    needed = ("_record_memory_history", "_snapshot")  # private functions of torch, which may disappear
+    can_record = attention_config.device() != "cpu" and all(hasattr(torch.cuda.memory, name) for name in needed)
+    if not config.memory_snapshot or not can_record:
         return {}
     return lm_memory.record(config, folder / "memory.pickle")

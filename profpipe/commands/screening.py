@@ -381,8 +381,8 @@ class _Screening:
             altering = [c for c in chosen if together.outcome is TryOutcome.REFUSED and c.change.alters_numerics]
             last = (altering or chosen)[-1]
             chosen.remove(last)
-            beside = f"together with {chosen[0].change.name}"
-            why = f"{beside}: {together.reason}" if together.reason else f"{beside} it is no faster"
+            why = f": {together.reason}" if together.reason else " it is no faster"
+            why = f"together with {chosen[0].change.name}{why}"
             self._decide(last.change.name, TryOutcome.REFUSED if altering else TryOutcome.REPLACED, why)
         return chosen
 

@@ -268,8 +268,7 @@ class _ModuleWatch:
             self._steps.boundary("forward", lambda: self._describe(args[0], _tokens(args[1:], kwargs)))
 
     def _describe(self, owner: Any, tokens: str) -> str:
-        is_training = isinstance(owner, self._kind) and self._is_grad_enabled()
-        return self._name(owner) + tokens + " grad" * is_training
+        return self._name(owner) + tokens + " grad" * (isinstance(owner, self._kind) and self._is_grad_enabled())
 
     def _name(self, owner: Any) -> str:
         """Return the class of a module, and for further modules of that class a number: ``Linear``, ``Linear#2``.

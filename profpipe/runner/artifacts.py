@@ -280,8 +280,7 @@ def steps_of_calls(job: Job, profiler: str) -> ChosenSteps | None:
     prompts = [part.first for part in parts if part.kind == schema.PREFILL and profiler != "ncu"]
     firsts = (first for first in [*prompts, *(part.first for part in whole)] if steps.warmup <= first < len(time_of))
     first = next((first + ranges.CALLS_BEFORE_STEPS for first in firsts if is_settled[first]), steps.warmup)
-    module = calls.read(texts[whole[0].first]).module
-    module = module if whole[0].kind.partition(" + ")[0] == module else ""  # calls without gradients have no name
+    module = whole[0].kind.partition(" + ")[0]
     return ChosenSteps.of(steps, forward=True, module=module, warmup=first, measure=measure)
 
 

@@ -53,8 +53,7 @@ def read(text: str) -> Call:
     """Return what ``text``, of the start-up hook, says of a call."""
     if not (match := _TEXT.fullmatch(text)):
         return Call()
-    batch, length, thread = (int(match[group] or 0) for group in (3, 4, 6))
-    return Call(match[2], batch, length, bool(match[1]), bool(match[5]), thread)
+    return Call(match[2], int(match[3] or 0), int(match[4] or 0), bool(match[1]), bool(match[5]), int(match[6] or 0))
 
 
 @dataclass(frozen=True)

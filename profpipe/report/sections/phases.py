@@ -300,7 +300,7 @@ def _pairs(workload: WorkloadFindings) -> list[_Pair]:
 
 
 def highest_peak(workload: WorkloadFindings) -> Iterator[doc.Text]:
-    """Yield in which phase of which case the memory is highest, and which line holds most of it."""
+    """Yield in which phase of which case the memory is highest, and what the line of its largest allocations holds."""
     recorded = (pair for pair in _pairs(workload) if pair[1].allocations)
     for case, record in sorted(recorded, key=lambda pair: -pair[1].peak)[:1]:
         *_, phase = (name for name, peak in record.peaks.items() if peak == record.peak)  # the innermost is last

@@ -669,8 +669,10 @@ def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
         for i, (name, ns) in enumerate(shown)
     ]
     rows = [row for row in _improvements([(case_steps, parts)]) if not (are_named and row.improvement[:4] == "idle")]
-    speedups = [(row.gain(case_steps, parts) or 0.0, row.improvement) for row in rows]
-    largest = sorted((pair for pair in speedups if pair[0] >= _LEAST_SPEEDUP), key=lambda pair: -pair[0])[:_MOST_GAINS]
+    speedups = sorted(
+        ((row.gain(case_steps, parts) or 0.0, row.improvement) for row in rows), key=lambda pair: -pair[0]
+    )
+    largest = [pair for pair in speedups[:_MOST_GAINS] if pair[0] >= _LEAST_SPEEDUP]
     most = doc.join([fill(f"{name} {{}}", ratio(value)) for value, name in largest], last=", ")
     is_slowed = case_steps.overheads.get(case_steps.profiler, 0.0) >= _LEAST_OVERHEAD and parts is not case_steps.parts
     who = f"Without the overhead of {case_steps.profiler} a step" if is_slowed else "A step"

@@ -82,9 +82,8 @@ def _facts(findings: PairFindings, run: Manifest, settings: PairsEntry, tried: T
     if not findings.is_complete:
         yield fill("The run has not ended: {} goes on.", doc.Code(environment.command_on(run, "resume")))
     case = _judged(findings)
-    chosen = _find_chosen(tried)
-    numerics = [doc.Code(change.name) for change in chosen if change.alters_numerics]
-    if tried.harm and 0 < len(numerics) < len(chosen):
+    numerics = [doc.Code(change.name) for change in _find_chosen(tried) if change.alters_numerics]
+    if tried.harm and 0 < len(numerics) < len(_find_chosen(tried)):
         yield fill("Try the other changes again without what alters numerics: {}.", doc.join(numerics))
     if numerics and case is not None and tried.loss and not tried.harm:
         yield fill("{}: alters numerics, within the spread between seeds.", doc.join(numerics, last=" and "))
