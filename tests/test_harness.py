@@ -60,14 +60,6 @@ def check(params):
     if params["do"] == "uncheckable":
         raise MemoryError("the reference does not fit")
     return {"error_max": 0.5}
-
-def snapshot(params, folder):
-    if params["do"] == "again":
-        raise OSError("no space left")
-    if params["do"] != "keep":
-        return {}
-    (folder / "memory.pickle").write_bytes(b"a record")
-    return {"multiply": {"peak_allocated": (256.0, "byte", 1)}, "line 3": {"allocation:1": (256.0, "byte", 7)}}
 """
 
 
@@ -121,34 +113,15 @@ def test_a_profiler_inside_the_process_writes_a_file_of_each_case_or_the_case_fa
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    cases = {do: {"do": do} for do in ("work", "refuse", "skip", "oom", "uncheckable", "again")}
+    cases = {do: {"do": do} for do in ("work", "refuse", "skip", "oom", "uncheckable")}
     return carry_out(tmp_path_factory.mktemp("plain"), cases)
-
-
-@pytest.mark.slow
-def test_files_of_a_snapshot_are_in_the_folder_of_the_case(tmp_path):
-    events = carry_out(tmp_path, {f"do={do}": {"do": do} for do in ("keep", "work", "again")})
-    assert [path.name for path in (tmp_path / "snapshots").iterdir() if any(path.iterdir())] == ["do=keep"]
-    recorded = {
-        (e["subject"], e["metric"]): (e["value"], e["n"]) for e in of(events, "metric", "do=keep") if e["subject"]
-    }
-    assert recorded == {
-        ("multiply", "flops"): (1024, 1),
-        ("multiply", "peak_allocated"): (256, 1),
-        ("line 3", "allocation:1"): (256, 7),
-        ("snapshots/do=keep/memory.pickle", "kept"): (8, 1),
-    }
-    assert not (tmp_path / "snapshots" / "do=work").exists()
-    (error,) = of(events, "error")
-    assert (error["during"], error["reason"]) == ("snapshot", "OSError: no space left")
-    assert {event["status"] for event in of(events, "case_ended")} == {"ok"}
 
 
 @pytest.mark.slow
 def test_every_case_is_tried_whether_or_not_the_previous_case_failed(plain):
     ended = {event["case"]: event["status"] for event in of(plain, "case_ended")}
     assert ended == {
-        "work": "ok", "refuse": "failed", "skip": "skipped", "oom": "oom", "uncheckable": "ok", "again": "ok",
+        "work": "ok", "refuse": "failed", "skip": "skipped", "oom": "oom", "uncheckable": "ok",
     }  # fmt: skip
     assert plain[0]["event"] == "started" and plain[-1]["event"] == "finished"
 

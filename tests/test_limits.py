@@ -214,7 +214,7 @@ def test_flops_by_data_type_are_written_with_their_sum(tmp_path):
     written: list[dict[str, Any]] = []
     work = {"int8": 3.0, "fp8": 1.0}
     workload = SimpleNamespace(flops=lambda params: work, phase_work=lambda params: {"attention": {"flops": work}})
-    assert workload_metrics.write(workload, {}, tmp_path, lambda event, **fields: written.append(fields), {}) == []
+    assert workload_metrics.write(workload, {}, lambda event, **fields: written.append(fields), {}) == []
     assert {(row["subject"], row["metric"]): row["value"] for row in written} == {
         ("", "flops"): 4.0, ("", "flops.int8"): 3.0, ("", "flops.fp8"): 1.0,
         ("attention", "flops"): 4.0, ("attention", "flops.int8"): 3.0, ("attention", "flops.fp8"): 1.0,

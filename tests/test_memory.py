@@ -79,6 +79,13 @@ def test_a_peak_is_divided_by_what_holds_it():
     assert parts["activations"] == pytest.approx(51.5e6, rel=0.01)
 
 
+def test_each_pass_has_its_peak():
+    memory = case_memory(*read("gpt"))[0]
+    passes = dict(zip(memory.at("pass")["part"], memory.at("pass")["bytes"] / MIB, strict=True))
+    assert passes == pytest.approx({"before": 122.0, "forward": 192.0, "backward": 237.4, "optimizer": 159.6}, abs=0.1)
+    assert passes["backward"] * MIB == memory.sum_parts("peak").sum()
+
+
 def test_without_facts_stacks_and_the_ends_of_optimizers_say_the_same():
     snapshot, facts = read("gpt")
     with_facts, without = case_memory(snapshot, facts)[0], case_memory(snapshot, {})[0]
@@ -296,6 +303,7 @@ torch._C._cuda_setMemoryMetadata = lambda text: metadata.__setitem__(0, text)
 torch._C._cuda_getMemoryMetadata = lambda: metadata[0]
 library.device_count = lambda: 1
 library.max_memory_reserved = lambda device: 1
+library.reset_peak_memory_stats = lambda: print("the peak counts from here")
 library.memory_stats = lambda device: {"reserved_bytes.all.current": 1 << 30}
 library.get_per_process_memory_fraction = lambda device: 1.0
 library.mem_get_info = lambda device: (1 << 30, 4 << 30)
@@ -402,7 +410,8 @@ except ZeroDivisionError:
 """)
     command, env = [sys.executable, "prog.py", "snapshot.pickle"], {"PYTHONPATH": str(Path(cli.__file__).parents[1])}
     ended = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
-    assert ended.stdout.splitlines()[-1] == "history: (None,) {}"
+    *_, first, last = ended.stdout.splitlines()
+    assert (first, last) == ("the peak counts from here", "history: (None,) {}")
     names = {path.name for path in tmp_path.glob("*.1.*")}
     assert names == {"partial-a.1.memory.pickle", "a.1.oom.memory.pickle"}
     facts = read_facts(tmp_path / "partial-a.1.memory.pickle")
@@ -442,6 +451,8 @@ def test_two_batches_say_which_is_the_largest_that_fits(tmp_path):
         in printed
     )
     assert "(temporary tensors 10.0 MiB, activations 3790 KiB and gradients 1255 KiB)" in printed
+    peak = "The highest peak of memory is 237.4 MiB, in the backward pass (batch=8): cuBLAS workspaces hold 27.0 %"
+    assert peak in printed
 
 
 NOT_RECORDED = {

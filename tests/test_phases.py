@@ -1,4 +1,4 @@
-"""The work and the memory of phases, from the tables to the page.
+"""The work of phases, from the tables to the page.
 
 The numbers are made up; no GPU ever gave them. golden/phases.md holds the sections.
 """
@@ -6,8 +6,7 @@ The numbers are made up; no GPU ever gave them. golden/phases.md holds the secti
 import report_study as study
 from report_study import analyze, check_studies
 
-from profpipe.report.document import Chart
-from profpipe.report.sections import headline, phases
+from profpipe.report.sections import phases
 
 SCORES, SOFTMAX = "forward > attention scores", "forward > softmax"
 MACHINE = {"peaks": {"flops": {"bf16": 1e15}, "bytes_per_s": 4e12, "source": "invented for a test"}}
@@ -69,44 +68,6 @@ def _by_layout():
     return _analysed(*(_case(f"size={size},layout={layout}", ns) for (size, layout), ns in times.items()))
 
 
-MIB = 2.0**20
-
-
-def _memory(name, passes, allocations):
-    """A record: peaks by phase in MiB; allocations as (place, MiB, how many, how many of them held at the peak)."""
-    rows = []
-    for phase, peak in passes.items():
-        numbers = {"allocated_at_start": 100 * MIB, "peak_allocated": peak * MIB}
-        rows += [study.metric_row(name, metric, value, "byte", subject=phase) for metric, value in numbers.items()]
-    for rank, (place, size, n, held) in enumerate(allocations, start=1):
-        rows.append(study.metric_row(name, f"allocation:{rank}", size * MIB, "byte", subject=place, n=n))
-        if held:
-            rows.append(study.metric_row(name, f"held:{rank}", held * size * MIB, "byte", subject=place, n=held))
-    kept = {"subject": f"snapshots/{name}/memory.pickle"}
-    rows += [study.metric_row(name, "time", 50_000), study.metric_row(name, "kept", 3 * MIB, "byte", **kept)]
-    rows.append(study.metric_row(name, "peak_allocated", 7, "byte"))
-    return {"cases": [study.case_row(name)], "metrics": rows}
-
-
-def _two_passes():
-    softmax, plain = "forward > softmax", "plain, _lm_model.py:80"
-    return _analysed(
-        _memory("what=forward", {"forward": 160, softmax: 160}, [(plain, 16, 12, 2), (plain, 8, 1, 0)]),
-        _memory("what=step", {"forward": 300, softmax: 280, "backward": 400, "optimizer": 380}, [(plain, 40, 2, 2)]),
-    )
-
-
-def _with_a_trend():
-    step = _memory("what=step", {"forward": 300, "backward": 400}, [])
-    points = {"forward": {2000: 120, 4000: 300}, "backward": {6000: 400, 8000: 100}}
-    step["metrics"] += [
-        study.metric_row("what=step", f"allocated_at:{at}", size * MIB, "byte", subject=phase)
-        for phase, own in points.items()
-        for at, size in own.items()
-    ]
-    return _analysed(_memory("what=forward", {"forward": 160}, []), step)
-
-
 def _on_host(*rows, **run):
     return analyze(study.tables(ranges=list(rows)), {**RUN, **run}).workloads[0]
 
@@ -135,19 +96,8 @@ def _studies():
     yield "Less without rates", phases.phase_work(analyze(_tables(*both), {}).workloads[0])
     yield "None of a fast one", phases.phase_work(_analysed(_case("size=small", 40)))
 
-    yield "Each phase has its peak memory, and the largest allocations their place", phases.memory(_two_passes())
-    yield "The answer says where the memory is highest, and which line holds most of it", headline.answer(_two_passes())
-    held = [("a.py:1", 40, 1, 1), ("b.py:2", 30, 9, 0), ("c.py:3", 4.5, 40, 36)]
-    ordered = _analysed(_memory("what=forward", {"forward": 400}, held))
-    yield "Allocations are ordered by their size at the peak, and others are left out", phases.memory(ordered)
-    many = [(f"a.py:{line}", line, 1, 1) for line in range(1, 10)]
-    yield "Of many six are listed", phases.memory(_analysed(_memory("what=forward", {"forward": 400}, many)))
-    parts = [small, _memory("size=large", {"forward": 160}, [("plain, model.py:1", 16, 12, 2)])]
-    (mixed,) = analyze(_tables(*[{"kernels": [], "ranges": [], **part} for part in parts]), RUN).workloads
-    yield ("The sections are there only where something was recorded", phases.phases(mixed), phases.phase_work(mixed),
-           phases.memory(mixed))  # fmt: skip
     (recorded,) = analyze(*study.recorded()).workloads
-    yield ("Nothing was", phases.phase_work(recorded), phases.memory(recorded), phases.host_phases(recorded))
+    yield "Nothing was", phases.phase_work(recorded), phases.host_phases(recorded)
 
     command = _on_host(
         study.range_row("default", 4, range="forward", wall_ns=8e6),
@@ -172,7 +122,7 @@ def _studies():
     yield "Cases with kernels have no host phases", phases.host_phases(analyze(kernels, RUN).workloads[0])
 
 
-def test_the_sections_of_phases_and_memory_read_as_in_the_golden_file(regenerate):
+def test_the_sections_of_phases_read_as_in_the_golden_file(regenerate):
     check_studies("phases.md", _studies(), regenerate)
 
 
@@ -180,11 +130,3 @@ def test_the_work_of_a_phase_is_not_taken_for_that_of_the_case():
     (point,) = _analysed(_case("size=small", softmax_ns=5000)).cases
     assert point.values["flops"] == 1e9 and "bytes_moved" not in point.values
     assert point.tflops == 1e9 / 50e-6 / 1e12
-
-
-def test_the_trend_of_the_highest_case_is_a_chart_with_a_line_for_each_phase():
-    (chart,) = (block for block in phases.memory(_with_a_trend()).blocks if isinstance(block, Chart))
-    assert (chart.subtitle, len(chart.panels)) == ("step", 1)
-    drawn = {series.name: [(mark.x, mark.y / MIB) for mark in series.marks] for series in chart.series}
-    assert drawn == {"forward": [(2, 120), (4, 300)], "backward": [(6, 400), (8, 100)]}
-    assert not [block for block in phases.memory(_two_passes()).blocks if isinstance(block, Chart)]

@@ -156,47 +156,45 @@ class Workload:
         return self._found
 
 
-def written(found, folder, limits):
+def written(found, limits):
     """(marks, notes) of a case whose check gives ``found``."""
     events: list[dict[str, Any]] = []
-    marks = workload_metrics.write(
-        Workload(found), {}, folder, lambda event, **f: events.append({"event": event, **f}), limits
-    )
+    marks = workload_metrics.write(Workload(found), {}, lambda event, **f: events.append({"event": event, **f}), limits)
     return marks, [event["text"] for event in events if event["event"] == "note"]
 
 
-def test_a_miss_is_flagged_with_its_measure_value_and_limit(tmp_path):
-    assert written({"error_rel_l1": 0.08}, tmp_path, {"error_rel_l1": 0.05}) == (
+def test_a_miss_is_flagged_with_its_measure_value_and_limit():
+    assert written({"error_rel_l1": 0.08}, {"error_rel_l1": 0.05}) == (
         ["inaccurate"], ["inaccurate: error_rel_l1 is 0.08, at most 0.05"],
     )  # fmt: skip
-    assert written({"error_rel_l1": 0.04}, tmp_path, {"error_rel_l1": 0.05}) == ([], [])
-    assert written({"error_rel_l1": 0.08}, tmp_path, {}) == ([], [])
+    assert written({"error_rel_l1": 0.04}, {"error_rel_l1": 0.05}) == ([], [])
+    assert written({"error_rel_l1": 0.08}, {}) == ([], [])
 
 
-def test_a_check_that_fails_or_compares_something_else_leaves_the_case_unchecked(tmp_path):
-    assert written(MemoryError("too large"), tmp_path, {"error_max": 1}) == (["unchecked"], [])
-    assert written({"loss": 0.5}, tmp_path, {"error_max": 1}) == (
+def test_a_check_that_fails_or_compares_something_else_leaves_the_case_unchecked():
+    assert written(MemoryError("too large"), {"error_max": 1}) == (["unchecked"], [])
+    assert written({"loss": 0.5}, {"error_max": 1}) == (
         ["unchecked"], ["unchecked: nothing was compared for error_max"],
     )  # fmt: skip
-    marks = workload_metrics.write(object(), {}, tmp_path, lambda event, **fields: None, {"error_max": 1})
+    marks = workload_metrics.write(object(), {}, lambda event, **fields: None, {"error_max": 1})
     assert marks == ["unchecked"]
 
 
 @pytest.mark.parametrize("odd", ["x", None, [0.1]])
-def test_a_measure_that_is_not_a_number_is_named_and_the_case_is_unchecked(tmp_path, odd):
+def test_a_measure_that_is_not_a_number_is_named_and_the_case_is_unchecked(odd):
     limits = {"error_max": 1.0, "cosine": 0.9}
-    assert written({"error_max": odd, "cosine": 0.99}, tmp_path, limits) == (
+    assert written({"error_max": odd, "cosine": 0.99}, limits) == (
         ["unchecked"], [f"unchecked: error_max is not a number: {odd!r}"],
     )  # fmt: skip
-    assert written({"error_max": odd, "cosine": 0.5}, tmp_path, limits)[0] == ["inaccurate"]
-    assert written({"error_max": odd}, tmp_path, {"cosine": 0.9})[0] == ["unchecked"]
+    assert written({"error_max": odd, "cosine": 0.5}, limits)[0] == ["inaccurate"]
+    assert written({"error_max": odd}, {"cosine": 0.9})[0] == ["unchecked"]
 
 
-def test_without_a_tolerance_text_is_unchecked_and_none_is_missing(tmp_path):
-    assert written({"error_max": "x"}, tmp_path, {}) == (["unchecked"], ["unchecked: error_max is not a number: 'x'"])
-    assert written({"error_max": [0.1], "cosine": 0.99}, tmp_path, {})[0] == ["unchecked"]
-    assert written({"error_max": None}, tmp_path, {}) == ([], [])
-    assert written({"loss": "x"}, tmp_path, {}) == ([], [])
+def test_without_a_tolerance_text_is_unchecked_and_none_is_missing():
+    assert written({"error_max": "x"}, {}) == (["unchecked"], ["unchecked: error_max is not a number: 'x'"])
+    assert written({"error_max": [0.1], "cosine": 0.99}, {})[0] == ["unchecked"]
+    assert written({"error_max": None}, {}) == ([], [])
+    assert written({"loss": "x"}, {}) == ([], [])
 
 
 class OneNumber:
@@ -211,39 +209,36 @@ class OneNumber:
         return self._values[0]
 
 
-def test_a_tensor_of_one_element_is_the_number_in_it(tmp_path):
-    assert written({"error_max": OneNumber(math.nan)}, tmp_path, {}) == (
+def test_a_tensor_of_one_element_is_the_number_in_it():
+    assert written({"error_max": OneNumber(math.nan)}, {}) == (
         ["inaccurate"], ["inaccurate: error_max is nan, at most a finite number"],
     )  # fmt: skip
-    assert written({"error_max": np.array([0.2])}, tmp_path, {"error_max": 0.5}) == ([], [])
-    assert written({"error_max": OneNumber(0.1, 0.2)}, tmp_path, {})[0] == ["unchecked"]
+    assert written({"error_max": np.array([0.2])}, {"error_max": 0.5}) == ([], [])
+    assert written({"error_max": OneNumber(0.1, 0.2)}, {})[0] == ["unchecked"]
     recorded: dict[str, Any] = {}
     workload = SimpleNamespace(
         flops=lambda params: OneNumber(5.0),
         facts=lambda params: {"parameters": (OneNumber(3.0), "1")},
-        snapshot=lambda params, folder: {"layer": {"held": (OneNumber(7.0), "byte", 1)}},
     )
-    workload_metrics.write(
-        workload, {}, tmp_path / "kept", lambda event, **f: recorded.update({f["metric"]: f["value"]}), {}
-    )
-    assert recorded == {"flops": 5.0, "parameters": 3.0, "held": 7.0}
+    workload_metrics.write(workload, {}, lambda event, **f: recorded.update({f["metric"]: f["value"]}), {})
+    assert recorded == {"flops": 5.0, "parameters": 3.0}
 
 
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
-def said_by(workload, folder):
+def said_by(workload):
     """The events of a case of ``workload``."""
     recorded: list[dict[str, Any]] = []
-    workload_metrics.write(workload, {}, folder, lambda event, **own: recorded.append({"event": event, **own}), {})
+    workload_metrics.write(workload, {}, lambda event, **own: recorded.append({"event": event, **own}), {})
     return recorded
 
 
 @pytest.mark.parametrize("name", ["time", "time_p90", "iterations", "peak_allocated", "flops", "flops.int8", "power"])
 @pytest.mark.parametrize("function", ["facts", "check"])
-def test_a_number_with_a_reserved_name_is_an_error(tmp_path, function, name):
+def test_a_number_with_a_reserved_name_is_an_error(function, name):
     numbers = {"facts": {"parameters": (3.0, "1"), name: (1.0, "ns")}, "check": {"loss": 3.0, name: 1.0}}[function]
-    (event,) = said_by(SimpleNamespace(**{function: lambda params: numbers}), tmp_path)
+    (event,) = said_by(SimpleNamespace(**{function: lambda params: numbers}))
     assert (event["event"], event["during"]) == ("error", function)
     assert f"'{name}' is a metric of profpipe" in event["reason"]
 
@@ -279,38 +274,38 @@ def test_every_measurement_of_a_case_has_a_reserved_name(tmp_path):
         ("phase_work", {"forward": {"flops": 1, "bytes_moved": -1}}),
     ],
 )
-def test_negative_work_is_left_out_with_the_reason(tmp_path, name, value):
+def test_negative_work_is_left_out_with_the_reason(name, value):
     recorded: list[dict[str, Any]] = []
     workload = SimpleNamespace(**{name: lambda params: value})
-    workload_metrics.write(workload, {}, tmp_path, lambda event, **own: recorded.append({"event": event, **own}), {})
+    workload_metrics.write(workload, {}, lambda event, **own: recorded.append({"event": event, **own}), {})
     (event,) = recorded
     assert event["event"] == "error" and event["during"] == name
     assert re.search(r"ValueError: (flops|bytes_moved) is -\d", event["reason"])
 
 
-def test_a_nan_is_written_as_the_worst_difference_for_no_table_holds_a_nan(tmp_path):
+def test_a_nan_is_written_as_the_worst_difference_for_no_table_holds_a_nan():
     recorded: dict[str, Any] = {}
     check = {"error_max": math.nan, "cosine_dq": math.nan, "error_max_dq": 0.01, "loss": math.nan}
 
     def events(event, **fields):
         recorded.update({fields["metric"]: fields["value"]} if event == "metric" else {"note": fields["text"]})
 
-    assert workload_metrics.write(Workload(check), {}, tmp_path, events, {"error_max": 0.05}) == ["inaccurate"]
+    assert workload_metrics.write(Workload(check), {}, events, {"error_max": 0.05}) == ["inaccurate"]
     assert (recorded["error_max"], recorded["cosine_dq"], recorded["error_max_dq"]) == (math.inf, -1.0, 0.01)
     assert math.isnan(recorded["loss"]) and recorded["note"].startswith("inaccurate: error_max is nan, at most 0.05")
     numbers = {name: value for name, value in recorded.items() if name != "note"}
     assert judge(numbers, {"error_max": 0.05}).flag == "inaccurate", "judged again when the run is analysed"
 
 
-def test_a_nan_never_passes_also_without_a_tolerance(tmp_path):
+def test_a_nan_never_passes_also_without_a_tolerance():
     for wrong in (math.nan, math.inf):
-        marks, notes = written({"error_max": wrong, "cosine": 0.9}, tmp_path, {})
+        marks, notes = written({"error_max": wrong, "cosine": 0.9}, {})
         assert (marks, notes) == (["inaccurate"], [f"inaccurate: error_max is {wrong}, at most a finite number"])
     for measure in ("error_rel_l1", "cosine", "cosine_dq"):
-        assert written({measure: math.nan}, tmp_path, {})[0] == ["inaccurate"]
-        assert written({measure: math.nan, "error_max": 0.1}, tmp_path, {"error_max": 0.5})[0] == ["inaccurate"]
+        assert written({measure: math.nan}, {})[0] == ["inaccurate"]
+        assert written({measure: math.nan, "error_max": 0.1}, {"error_max": 0.5})[0] == ["inaccurate"]
     # A reference of zeros, such as the gradient of a single key, makes any rounding an infinite relative error.
-    assert written({"error_max": 1e-7, "error_rel_l1": math.inf}, tmp_path, {}) == ([], [])
+    assert written({"error_max": 1e-7, "error_rel_l1": math.inf}, {}) == ([], [])
 
 
 # --- in the report ---------------------------------------------------------------------------------------------------

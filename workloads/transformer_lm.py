@@ -22,14 +22,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from profpipe.ranges import annotate
-from profpipe.workload_lib import accuracy, attention_config, lm_memory, lm_model
+from profpipe.workload_lib import accuracy, lm_model
 from profpipe.workload_lib.lm_model import LmConfig
 
 PARAMS = {
@@ -47,7 +46,6 @@ PARAMS = {
     "d_ff": 0,
     "layers": 0,
     "heads": 0,
-    "memory_snapshot": False,
     "record_dtypes": False,
     "seed": 0,
 }
@@ -145,18 +143,3 @@ def check(params: Mapping[str, Any]) -> dict[str, float]:
         difference = accuracy.Difference()
         difference.add(logits[:1, :_CHECKED_TOKENS], expected)
     return difference.measures()
-
-
-def snapshot(params: Mapping[str, Any], folder: Path) -> Mapping[str, Mapping[str, tuple[float, str, int]]]:
-    """With ``memory_snapshot: true``, record the GPU memory of one iteration in ``memory.pickle`` in ``folder``.
-
-    The file is for torch's viewer (pytorch.org/memory_viz). Returns ``allocated_at_start`` and ``peak_allocated``
-    by path of the range, and ``allocation:<rank>`` and ``held:<rank>`` by line of the source, each with unit and number
-    of occurrences. Empty on a CPU, and where torch has no such record.
-    """
-    config = parse_params(params)
-    needed = ("_record_memory_history", "_snapshot")  # private functions of torch, which may disappear
-    can_record = attention_config.device() != "cpu" and all(hasattr(torch.cuda.memory, name) for name in needed)
-    if not config.memory_snapshot or not can_record:
-        return {}
-    return lm_memory.record(config, folder / "memory.pickle")

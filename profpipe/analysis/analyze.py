@@ -169,7 +169,6 @@ def _analyze_workload(
     )
     requested = run.pipeline.report.top_kernels if run.pipeline else None
     top = (top_kernels(totals, id, count, requested or TOP) for id, count, totals in divided)
-    plain_folder = next((job.folder for job in run.jobs_of(name) if job.profiler == "plain"), "")
     return WorkloadFindings(
         **{field.name: getattr(data, field.name) for field in fields(data)},
         shapes=tuple(_shapes(cases, data, unreliable)),
@@ -183,7 +182,6 @@ def _analyze_workload(
             kernels=tuple(itertools.chain.from_iterable(kernel_phases.values())),
             work=tuple(phases.find_phase_work(index.numbers, cases, kernel_phases, data.gpu.rates)),
             host=tuple(phases.find_host_phases(index.tables.ranges, cases.keys() - data.breakdowns.keys())),
-            memory=tuple(phases.read_memory(index.numbers, data.params, plain_folder)),
         ),
         # The ranks of a program with steps are among its steps.
         ranks=tuple(find_ranks(index, without_steps)),

@@ -19,7 +19,6 @@ from profpipe.analysis.kernels import (
     Counters,
     KernelBreakdown,
     KernelRow,
-    Memory,
     Phase,
     SwitchCost,
 )
@@ -753,7 +752,7 @@ class KernelFindings:
 
 @dataclass(frozen=True)
 class PhaseFindings:
-    """The phases of each case, and its memory by phase.
+    """The phases of each case.
 
     ``work`` are those with FLOPs or bytes, and ``host`` those of cases without kernels.
     """
@@ -761,7 +760,6 @@ class PhaseFindings:
     kernels: tuple[Phase, ...]
     work: tuple[Phase, ...]
     host: tuple[Phase, ...]
-    memory: tuple[Memory, ...]
 
 
 @dataclass(frozen=True)

@@ -562,28 +562,3 @@ class Phase:
     @property
     def bytes_per_s(self) -> float | None:
         return self.bytes_moved * 1e9 / self.ns if self.bytes_moved else None
-
-
-#: A line of source, and the size and number of its allocations: in all, and alive at the peak.
-Allocation: TypeAlias = "tuple[str, float, int, int]"
-
-
-@dataclass(frozen=True)
-class Memory:
-    """The memory of one iteration of a case: what was allocated before, its peaks, and its largest allocations.
-
-    ``peaks`` and ``trends`` are by phase, in order. A peak includes nested phases. A point of a trend has the us since
-    the iteration began, and the most bytes since the point before. ``files`` are the records: path in the run's folder,
-    and size.
-    """
-
-    case: str
-    start: float | None
-    peaks: Mapping[str, float]
-    trends: Mapping[str, Sequence[tuple[float, float]]]
-    allocations: tuple[Allocation, ...] = ()
-    files: tuple[tuple[str, float], ...] = ()
-
-    @property
-    def peak(self) -> float:
-        return max(self.peaks.values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -11,16 +10,12 @@ import pandas as pd
 from profpipe.analysis.case_index import MetricRow
 from profpipe.analysis.findings import CaseResult
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernels import Allocation, Memory, Phase, by_preference, rows
+from profpipe.analysis.kernels import Phase, by_preference, rows
 from profpipe.analysis.roofline import FAR_BELOW, OF_TYPE, flops_rate
 from profpipe.results.manifest import PeakRates
-from profpipe.results.schema import PATH_SEPARATOR
 
 _WORK = ("flops", "bytes_moved")
 _FIGURES = ("range", "instances", "wall_ns")
-
-_RANKED = re.compile(r"allocation:(\d+)")
-_POINT = re.compile(r"allocated_at:(\d+)")
 
 
 def find_host_phases(ranges: pd.DataFrame, cases: Collection[str]) -> Iterator[Phase]:
@@ -88,52 +83,3 @@ def _work_of_case(
             ridge=ridge,
             limited_by=limited_by,
         )
-
-
-# --- memory ----------------------------------------------------------------------------------------------------------
-
-
-def read_memory(
-    numbers: Mapping[tuple[str, str, str], Mapping[str, MetricRow]], cases: Iterable[str], folder: str
-) -> Iterator[Memory]:
-    """Yield the record of each of ``cases`` that has one; ``folder`` is the job's, relative to the run's."""
-    plain = ((case, subject, metrics) for (case, profiler, subject), metrics in numbers.items() if profiler == "plain")
-    by_case = grouped((case, (subject, metrics)) for case, subject, metrics in plain if subject)
-    for case in cases:
-        subjects = dict(by_case.get(case, ()))
-        with_peak = {name: metrics for name, metrics in subjects.items() if "peak_allocated" in metrics}
-        if phases := {name: with_peak[name] for name in _outer_first(with_peak)}:
-            start = next(iter(phases.values())).get("allocated_at_start")
-            peaks = {name: metrics["peak_allocated"].value for name, metrics in phases.items()}
-            trends = {name: _find_trend(metrics) for name, metrics in phases.items()}
-            kept = {name: metrics["kept"].value for name, metrics in subjects.items() if "kept" in metrics}
-            files = tuple((f"{folder}/{name}" if folder else name, size) for name, size in kept.items())
-            yield Memory(case, start.value if start else None, peaks, trends, tuple(_allocations(subjects)), files)
-
-
-def _outer_first(names: Iterable[str]) -> Iterator[str]:
-    """Yield ``names`` in their order, each after the ranges around it: other numbers may stand before them."""
-    names = list(names)
-    steps = (name.split(PATH_SEPARATOR) for name in names)
-    around = (PATH_SEPARATOR.join(path[:depth]) for path in steps for depth in range(1, len(path) + 1))
-    return (path for path in dict.fromkeys(around) if path in names)
-
-
-def _find_trend(metrics: Mapping[str, MetricRow]) -> list[tuple[float, float]]:
-    points = ((match, number.value) for metric, number in metrics.items() if (match := _POINT.fullmatch(metric)))
-    return sorted((float(match[1]), size) for match, size in points)
-
-
-def _allocations(subjects: Mapping[str, Mapping[str, MetricRow]]) -> list[Allocation]:
-    """Return the allocations in the order of their ranks: the largest first."""
-    ranked: dict[int, Allocation] = {}
-    for place, metrics in subjects.items():
-        for metric, number in metrics.items():
-            if match := _RANKED.fullmatch(metric):
-                held = _count(metrics.get(f"held:{match[1]}"))
-                ranked[int(match[1])] = (place, number.value, _count(number), held)
-    return [ranked[rank] for rank in sorted(ranked)]
-
-
-def _count(number: MetricRow | None) -> int:
-    return 0 if number is None or pd.isna(number.n) else int(number.n)

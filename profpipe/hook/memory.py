@@ -186,6 +186,8 @@ def wrap(call: Callable[[], object], case: str, path: str) -> Iterator[Callable[
     errors = HookRecord(lambda: path.replace(".memory.pickle", ".errors.jsonl"), dict)
     recorded = AllocatorHistory(sys.modules["torch"], path, errors)
     recorded.begin()
+    # The peak that torch counts is to be that of the history.
+    sys.modules["torch"].cuda.reset_peak_memory_stats()
 
     def iterate() -> object:
         recorded.mark(len(recorded.steps))

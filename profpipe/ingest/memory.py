@@ -330,6 +330,7 @@ class _Device:
         if self.allocated:
             yield from self._write_moment("peak", int(np.argmax(self.allocated)), self.counters)
             yield from self._write_points()
+            yield from self._write_passes()
             yield from self._write_growth()
         for row in self.failed[-1:]:
             stack, size = self.stacks.read(self.trace[row].get("frames")), self.trace[row]["size"]
@@ -391,14 +392,27 @@ class _Device:
             yield _row("advice", "outside", outside)
 
     def _write_points(self) -> Iterator[dict[str, Any]]:
-        """Yield the bytes of all parts at points of the last whole steps, or of the trace where it has no steps."""
-        first, *_, last = self.steps[-_STEPS - 1 :] if len(self.steps) > _STEPS else (0, len(self.trace))
+        """Yield the bytes of all parts at points of the last whole steps."""
+        first, last = self._shown
         at = np.array(self.times[first:last])
         bins = (at - at[0]) * _POINTS // max(int(at[-1] - at[0]), 1)
         for row in pd.Series(self.allocated[first:last]).groupby(bins).idxmax() + first:
             for part, size in self._find_live(row).groupby("part")["size"].sum().items():
                 point = _row("time", str(part), size, self.passes[row])
                 yield {**point, "at_ns": 1e3 * (self.times[row] - self.times[0])}
+
+    def _write_passes(self) -> Iterator[dict[str, Any]]:
+        """Yield the bytes in use when the last whole steps begin, and the most in use during each of their passes."""
+        first, last = self._shown
+        yield _row("pass", "before", self.allocated[max(first - 1, 0)])
+        peaks = pd.Series(self.allocated[first:last]).groupby(self.passes[first:last], sort=False).max()
+        yield from (_row("pass", str(name), size) for name, size in peaks.drop("other", errors="ignore").items())
+
+    @property
+    def _shown(self) -> tuple[int, int]:
+        """The rows of the last whole steps, or of the trace where it has no steps."""
+        whole = len(self.steps) > _STEPS
+        return (self.steps[-_STEPS - 1], self.steps[-1]) if whole else (0, len(self.trace))
 
     def _write_growth(self) -> Iterator[dict[str, Any]]:
         """Yield by line what the steps before the last one have left behind when that begins.

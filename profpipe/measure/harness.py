@@ -431,13 +431,11 @@ def time_case(worker: Worker, name: str, case: rounds.CaseTiming, params: dict[s
     worker.events.write("mark", case=name, phase="build")
     if not case.visit(fn):
         return None
-    flags, snapshots = case.finish(fn), Path(worker.spec["folder"], "snapshots", worker.ranks.file_name(name))
+    flags = case.finish(fn)
     del fn  # a reference may need the memory that the callable holds
     worker.ranks.barrier("timed")
     limits, events = worker.spec["options"].get("tolerance", {}), worker.events.bind_case(name)
-    return CaseEnd(
-        Status.OK, flags=[*flags, *workload_metrics.write(worker.workload, params, snapshots, events, limits)]
-    )
+    return CaseEnd(Status.OK, flags=[*flags, *workload_metrics.write(worker.workload, params, events, limits)])
 
 
 # --- under a profiler ------------------------------------------------------------------------------------------------

@@ -201,6 +201,8 @@ class CudaTimer(CpuTimer):
         l2_bytes = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "L2_cache_size", 0)
         self._buffer_bytes = max(2 * l2_bytes, _SMALLEST_FLUSH_BYTES)
         self.flush_bytes = self._buffer_bytes if flush else 0
+        if not timed and not flush:
+            self._buffer_bytes = 0  # it would stand in a recording of the memory
 
     def __enter__(self) -> CudaTimer:
         cuda = self._torch.cuda

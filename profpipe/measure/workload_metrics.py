@@ -10,10 +10,9 @@ import math
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Real
-from pathlib import Path
 from typing import Any, Final
 
-from profpipe.errors import is_disk_full, one_line
+from profpipe.errors import one_line
 from profpipe.measure import tolerance
 from profpipe.measure.flags import Flag
 
@@ -34,14 +33,11 @@ MEASURED: Final = frozenset(
 )
 
 
-def write(
-    workload: Any, params: Mapping[str, Any], folder: Path, events: Write, limits: Mapping[str, float]
-) -> list[Flag]:
+def write(workload: Any, params: Mapping[str, Any], events: Write, limits: Mapping[str, float]) -> list[Flag]:
     """Write the workload's numbers of a case; return the validity flags that follow from them.
 
-    ``folder`` receives files that the workload keeps (``snapshot``); ``events(event, **fields)`` appends to the case's
-    record. ``unchecked``: the result was not compared with the reference. ``inaccurate``: it exceeds ``limits``, the
-    pipeline's tolerance; a note has the numbers.
+    ``events(event, **fields)`` appends to the case's record. ``unchecked``: the result was not compared with the
+    reference. ``inaccurate``: it exceeds ``limits``, the pipeline's tolerance; a note has the numbers.
     """
     case = _CaseMetrics(workload, params, events)
     case.write("flops", lambda flops: _work("", "flops", flops))
@@ -51,7 +47,6 @@ def write(
     checked = case.write(
         "check", lambda measures: [("", m, _replace_nan(m, v), "1", 1) for m, v in _allowed(measures).items()]
     )
-    case.snapshot(folder)
     if checked is None:
         return [Flag.UNCHECKED]
     verdict = tolerance.judge(checked, limits)
@@ -78,27 +73,6 @@ class _CaseMetrics:
             self._write_error(name, error)
             return None
         return result
-
-    def snapshot(self, folder: Path) -> None:
-        """Let the workload write files to ``folder`` (``snapshot``), and write its numbers and the sizes of the files.
-
-        An empty folder is removed.
-        """
-        if (snapshot := getattr(self._workload, "snapshot", None)) is None:
-            return
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            numbers = _flatten(_plain_numbers(snapshot(self._params, folder)))
-            self._write_rows((subject, metric, *number) for subject, metric, number in numbers)
-            files = sorted(folder.iterdir())
-            where = f"{folder.parent.name}/{folder.name}"
-            self._write_rows((f"{where}/{file.name}", "kept", file.stat().st_size, "byte", 1) for file in files)
-            if not files:
-                folder.rmdir()
-        except Exception as error:  # as above, except for a full disk
-            self._write_error("snapshot", error)
-            if is_disk_full(str(error)):
-                raise
 
     def _write_rows(self, rows: Iterable[Metric]) -> None:
         for subject, metric, value, unit, n in rows:

@@ -164,7 +164,6 @@ def _workload_sections(workload: WorkloadFindings, findings: Findings) -> Iterat
     yield phases.phases(part)
     yield phases.host_phases(workload)
     yield phases.phase_work(workload)
-    yield phases.memory(workload)
     yield step_times.processes(part)
     yield kernels.kernels(part)
     yield step_times.every_step(workload)

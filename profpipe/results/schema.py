@@ -436,8 +436,9 @@ MEMORY: Final = _table(
     + _DEVICE
     + """
     moment str     peak, failure (an allocation failed), peak_block, failure_block (the largest blocks, and the size of
-                   one), asked (what failed), time (a point of two steps), growth (what a step leaves behind), advice
-                   (what would free memory at the failure) or fact (a size of the device or of the failure)
+                   one), asked (what failed), time (a point of two steps), pass (the most in use during one of their
+                   passes, and before them), growth (what a step leaves behind), advice (what would free memory at
+                   the failure) or fact (a size of the device or of the failure)
     part   str     parameters, gradients, optimizer, activations, temporary, kept, workspace, other, rounding, cached,
                    fragmented or outside, as docs/memory.md explains them; of other rows the pass, or which
     name   str     module or function of torch that allocated it, type of data, pass, or line that calls the model

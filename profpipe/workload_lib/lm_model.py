@@ -59,7 +59,6 @@ class LmConfig:
     d_ff: int
     layers: int
     heads: int
-    memory_snapshot: bool
     record_dtypes: bool
     seed: int
 
@@ -92,7 +91,7 @@ def lm_config(params: Mapping[str, Any], defaults: Mapping[str, Any]) -> LmConfi
     values = add_defaults(params, defaults)
     for name, choices in CHOICES.items():
         check_choice(name, values[name], choices)
-    check_bool(values, "compile", "memory_snapshot", "record_dtypes")
+    check_bool(values, "compile", "record_dtypes")
     values |= _dimensions(values)
     check_positive(values, ("context", "batch", "vocab", *DIMENSIONS))
     if values["d_model"] % values["heads"]:

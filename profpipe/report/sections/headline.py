@@ -30,7 +30,7 @@ from profpipe.report.labels import (
     ratio,
     write_what,
 )
-from profpipe.report.sections import memory, phases, recording, roofline, step_times, steps, times, waits
+from profpipe.report.sections import memory, recording, roofline, step_times, steps, times, waits
 from profpipe.report.sections.times import MOST_NAMES, doubt_of, tied_names
 from profpipe.report.units import Unit, number, percent, ratio as write_ratio, size_unit, step_unit, time_unit
 from profpipe.results.schema import StepRule
@@ -110,7 +110,9 @@ def answer(workload: WorkloadFindings) -> doc.Text:
     if kernels := recording.compared_kernels(workload):
         return fill("{} {}", kernels, _plain_times(workload))
     if not _has_comparison(workload):
-        return doc.join([_plain_times(workload), *phases.highest_peak(workload)], separator=" ", last=" ")
+        # The remarks on a single program follow its answer.
+        peak = memory.name_peak(workload) if len(workload.cases) > 1 else ()
+        return doc.join([_plain_times(workload), *peak], separator=" ", last=" ")
     is_wall = workload.timed_quantity == "wall"
     if is_wall and all(case.time.n == 1 for case in workload.cases if case.time):
         advice = "{} One process of each case names no winner; {} starts five of each."
@@ -131,10 +133,9 @@ def _remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
     yield from recording.remarks(workload)
     # Without a time the answer is the first of them.
     said = doc.plain(answer(workload))
-    yield from (remark for remark in memory.remarks(workload) if doc.plain(remark) != said)
+    yield from (remark for remark in memory.remarks(workload) if doc.plain(remark) not in said)
     if workload.largest is None or not judged or not _has_comparison(workload):
         return
-    yield from phases.highest_peak(workload)
     in_loop = list(_compare_plain_loop(judged))
     if not in_loop or workload.largest.fastest is None or Flag.HOST_BOUND not in workload.largest.fastest.flags:
         yield from roofline.summary(workload)

@@ -79,16 +79,28 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
             total, most = _size(growth["bytes"].sum()), _size(growth["bytes"].iloc[0])
             said = f"{{}}Each step leaves {total} behind, {most} of it from {{}}."
             yield fill(said, names[memory.case], doc.join(map(_code, places), last=", called at "))
-    for memory in sorted(memories, key=lambda memory: -memory.sum_parts("peak").sum())[:1]:
-        part, name, place, share = find_leading(memory)
-        peak, hold = _size(memory.sum_parts("peak").sum()), "holds" if part == "rounding" else "hold"
-        said = f"{{}}At the peak of {peak} {_name(part)}{{}} {hold} {percent(share)} %{{}}."
-        yield fill(said, names[memory.case], _code(name, " of {}"), _code(place, " ({})"))
+    yield from name_peak(workload)
     for memory in caught:
         then = " before the program did" if status[memory.case] in FAILED else ", and the program went on"
         said = f"{{}}{plural(int(memory.at('asked')['blocks'].iloc[0]), 'allocation')} failed{then}. The last: {{}}"
         yield fill(said, names[memory.case], next(_describe_failure(memory, "")))
     yield from _describe_fit(workload, [memory for memory in memories if memory.at("failure").empty])
+
+
+def name_peak(workload: WorkloadFindings) -> Iterator[doc.Text]:
+    """Yield who holds most of the peak; of several cases of the highest one, with its case and pass."""
+    texts = {case.id: case_text(case) for case in workload.cases}
+    for memory in sorted(_memories(workload), key=lambda memory: -memory.sum_parts("peak").sum())[:1]:
+        part, name, place, share = find_leading(memory)
+        peak, hold = _size(memory.sum_parts("peak").sum()), "holds" if part == "rounding" else "hold"
+        passes = memory.at("pass").sort_values("bytes")["part"]
+        during = f", in the {_PASSES[passes.iloc[-1]]}" if len(passes) and passes.iloc[-1] in _PASSES else ""
+        held = f"{_name(part)}{{}} {hold} {percent(share)} %{{}}."
+        said = fill(held, _code(name, " of {}"), _code(place, " ({})"))
+        if len(texts) == 1:
+            yield fill(f"At the peak of {peak} {{}}", said)
+        else:
+            yield fill(f"The highest peak of memory is {peak}{during} ({{}}): {{}}", texts[memory.case], said)
 
 
 def _describe_failure(memory: CaseMemory, name: doc.Text) -> Iterator[doc.Text]:
@@ -137,7 +149,8 @@ def memory(workload: WorkloadFindings) -> doc.Section:
     memories = sorted(_memories(workload), key=lambda memory: memory.at("failure").empty)
     texts = {case.id: case_text(case) for case in workload.cases}
     first = (block for of_case in memories[:1] for block in (*_tables(of_case), _draw(workload, of_case)))
-    blocks = [*first, *(doc.Details(texts[of_case.case], _tables(of_case)) for of_case in memories[1:_CASES])]
+    passes = _compare_passes(memories, texts)
+    blocks = [*first, passes, *(doc.Details(texts[of_case.case], _tables(of_case)) for of_case in memories[1:_CASES])]
     note = "The parts in use add up to what torch's allocator gave out. A line is that of the largest block of its row."
     return doc.make_section("memory_peak", "Who holds the memory", blocks, note, workload.name)
 
@@ -168,6 +181,21 @@ def _tables(memory: CaseMemory) -> tuple[doc.TableBlock, ...]:
             f"{moment}_blocks {memory.case}", blocks, columns, "Largest blocks, and the size of one", doc.OnPage.DETAILS
         ),
     )
+
+
+def _compare_passes(memories: list[CaseMemory], texts: Mapping[str, doc.Text]) -> doc.TableBlock:
+    """Return the most in use during each pass of the last steps, the highest of a case in bold."""
+    passes = {memory.case: memory.at("pass").set_index("part")["bytes"] for memory in memories}
+    found = {name for sizes in passes.values() for name in sizes.index}
+    names = [name for name in _PASSES if name in found]
+    unit = size_unit(size for sizes in passes.values() for size in sizes)
+    columns = [doc.label("case"), *(doc.number(name, name, unit) for name in ("before", *names))]
+
+    def cell(sizes: pd.Series, name: str) -> doc.TableCell:
+        return doc.TableCell(sizes.get(name), is_strong=sizes.get(name) == sizes.max())
+
+    rows = [[texts[case], *(cell(sizes, name) for name in ("before", *names))] for case, sizes in passes.items()]
+    return doc.make_table("passes", columns, rows if names else [], "Peak by pass, over two steps", doc.OnPage.DETAILS)
 
 
 def _draw(workload: WorkloadFindings, memory: CaseMemory) -> doc.Chart | None:

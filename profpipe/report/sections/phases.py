@@ -9,11 +9,10 @@ from dataclasses import replace
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings import CaseResult, Iteration, WorkloadFindings
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernels import Memory, Phase
+from profpipe.analysis.kernels import Phase
 from profpipe.job import count_cases
 from profpipe.report import document as doc
-from profpipe.report.labels import case_text, fill, span
-from profpipe.report.sections.plots import Point, line_chart
+from profpipe.report.labels import case_text, span
 from profpipe.report.selection import main_cases
 from profpipe.report.units import Unit, number, percent, size_unit, time_unit
 from profpipe.results.schema import PATH_SEPARATOR
@@ -267,115 +266,3 @@ def _bandwidth_range(phases: Sequence[Phase], points: Mapping[str, CaseResult]) 
 def _rounded(value: float) -> str:
     """Round to what a sentence needs."""
     return number(value) if value < 10 else f"{value:.0f}"
-
-
-# --- memory -----------------------------------------------------------------------------------------------------------
-
-#: Phases that stand side by side; of more only the outer ones.
-_PHASES_WITH_MEMORY = 8
-
-#: Allocations of a case that are listed.
-_ALLOCATIONS = 6
-
-#: A case and its record.
-_Pair = tuple[CaseResult, Memory]
-
-
-def memory(workload: WorkloadFindings) -> doc.Section:
-    """Return the peak of each phase and what held it; empty where no case recorded its memory."""
-    pairs = _pairs(workload)
-    summary = (
-        "One iteration of each case, recorded apart from its timing: the memory allocated when it began, the peak of"
-        " each phase with its nested phases, and the lines that held most of the peak."
-    )
-    if any(record.files for _, record in pairs):
-        summary += " The records open in the viewer at pytorch.org/memory_viz."
-    blocks = [peaks(pairs), trend(workload, pairs), allocations(pairs), files(pairs)]
-    return doc.make_section("memory", "Memory by phase", blocks, summary, workload.name, folds_long_tables=True)
-
-
-def _pairs(workload: WorkloadFindings) -> list[_Pair]:
-    by_case = {record.case: record for record in workload.phases.memory}
-    return [(case, by_case[case.id]) for case in workload.cases if case.id in by_case]
-
-
-def highest_peak(workload: WorkloadFindings) -> Iterator[doc.Text]:
-    """Yield in which phase of which case the memory is highest, and what the line of its largest allocations holds."""
-    recorded = (pair for pair in _pairs(workload) if pair[1].allocations)
-    for case, record in sorted(recorded, key=lambda pair: -pair[1].peak)[:1]:
-        *_, phase = (name for name, peak in record.peaks.items() if peak == record.peak)  # the innermost is last
-        place, peak = record.allocations[0][0], size_unit([record.peak]).with_name(record.peak)
-        held = sum(count * size for line, size, _, count in record.allocations if line == place)
-        before, at = (percent(size / record.peak) for size in (record.start or 0, held))
-        said = f"The highest peak of memory is {peak}, in {{}} ({{}}): {before} % was there before, {at} % is of {{}}."
-        yield fill(said, doc.Code(phase), case_text(case), doc.Code(place))
-
-
-def trend(workload: WorkloadFindings, pairs: Sequence[_Pair]) -> doc.Chart | None:
-    """Return the memory over the iteration with the highest peak, a panel for each variant; None without a record."""
-    with_trend = [pair for pair in pairs if any(pair[1].trends.values())]
-    if not with_trend:
-        return None
-    highest, compare = max(with_trend, key=lambda pair: pair[1].peak)[0], workload.compare
-    shown = [(case, record) for case, record in with_trend if case.shape == highest.shape]
-    shown.sort(key=lambda pair: not pair[0].is_baseline)
-
-    points = [
-        Point(((compare, case.params.get(compare)),) if compare else (), phase, doc.Mark(at / 1000, size))
-        for case, record in shown
-        for phase, trend_points in record.trends.items()
-        for at, size in trend_points
-    ]
-    return line_chart(
-        f"{workload.name}-memory-course",
-        "Memory over one iteration",
-        doc.Axis("ms since the iteration began", is_measured=True),
-        doc.Axis("allocated", None, quantity="byte"),
-        points,
-        tuple(dict.fromkeys(point.line for point in points)),
-        spans_decades=False,
-        panels=dict.fromkeys(point.panel for point in points),
-        subtitle=in_words((*workload.fixed, *highest.shape)),
-        notes=("Times are the host's, which allocates before the GPU runs the kernels.",),
-        placement=doc.OnPage.DETAILS,
-    )
-
-
-def peaks(pairs: Sequence[_Pair]) -> doc.TableBlock:
-    """Return cases as rows: the memory before, and the peak of each phase, the highest of a case in bold."""
-    names = list(dict.fromkeys(phase for _, record in pairs for phase in record.peaks))
-    if len(names) > _PHASES_WITH_MEMORY:
-        names = [name for name in names if PATH_SEPARATOR not in name]
-    unit = size_unit(peak for _, record in pairs for peak in record.peaks.values())
-    columns = [doc.label("case"), doc.number("before", "before", unit), *(doc.number(n, n, unit) for n in names)]
-    rows: list[list[doc.Content]] = []
-    for case, record in pairs:
-        peaks = {name: doc.TableCell(peak, is_strong=peak == record.peak) for name, peak in record.peaks.items()}
-        rows.append([case_text(case), record.start, *(peaks.get(name, "") for name in names)])
-    return doc.make_table("peaks", columns, rows, "Peak by phase", doc.OnPage.DETAILS)
-
-
-def allocations(pairs: Sequence[_Pair]) -> doc.TableBlock:
-    """Return the allocations that hold most of the peak of each case."""
-    rows = []
-    for case, record in pairs:
-        held = sorted((one for one in record.allocations if one[-1]), key=lambda one: -one[-1] * one[1])
-        rows += [(case_text(case) if i == 0 else "", *one, record.peak) for i, one in enumerate(held[:_ALLOCATIONS])]
-    unit = size_unit(size for _, _, size, *_ in rows)
-    columns = [
-        (doc.label("case"), lambda row: row[0]),
-        (doc.label("place", "allocated in"), lambda row: doc.Code(row[1])),
-        (doc.number("size", "each", unit), lambda row: row[2]),
-        (doc.count("count", "times"), lambda row: row[3]),
-        (doc.number("held", "held at the peak", unit), lambda row: row[4] * row[2]),
-        (doc.percent("share", "of the peak"), lambda row: row[4] * row[2] / row[5]),
-    ]
-    return doc.table_of("allocations", rows, columns, "Largest allocations", doc.OnPage.DETAILS)
-
-
-def files(pairs: Sequence[_Pair]) -> doc.TableBlock:
-    """Return the records for torch's viewer."""
-    kept = [(case, path, size) for case, record in pairs for path, size in record.files]
-    columns = [doc.label("case"), doc.label("file"), doc.number("size", "", size_unit(size for _, _, size in kept))]
-    rows = [[case_text(case), doc.Code(path), size] for case, path, size in kept]
-    return doc.make_table("files", columns, rows, "Files for the viewer", doc.OnPage.DETAILS)
