@@ -59,7 +59,7 @@ def test_the_numbers_are_those_of_results_json():
     report = rendering.read_report(folder, *store.load(folder))
     cases = {(case["workload"], case["case"]): case["time"]["median"] for case in rendering.as_json(report)["cases"]}
     document = rendering.as_answer(report)
-    shown = [*document["cases"], {**by_id(document)["gpt.time"], "id": "compile=true", "workload": "gpt"}]
+    shown = [*document["cases"], {**by_id(document)["parallel.time"], "id": "parallel=ddp", "workload": "parallel"}]
     assert document["cases"]
     for case in shown:
         assert case["value"] == pytest.approx(cases[case["workload"], case["id"]], rel=1e-6) and case["unit"] == "ns"

@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from report_study import check_golden
 
@@ -172,9 +173,15 @@ def test_one_page_shows_the_bars_of_both_sides_in_one_scale_and_the_kernels(tmp_
     answer = html.escape(text.splitlines()[0])
     places = [shown.index(part) for part in (answer, "<svg", "compute: add", "vectorized_elementwise_kernel")]
     assert places == sorted(places)
-    assert cli.main(["compare", str(EXAMPLES / "two_gpus"), str(EXAMPLES / "own_program"), "--html", str(page)]) == 0
+    later = shutil.copytree(EXAMPLES / "own_program", tmp_path / "later")
+    record = (later / "run.json").read_text(encoding="utf-8")
+    (later / "run.json").write_text(record.replace('"started": "2026-', '"started": "2027-'), encoding="utf-8")
+    metrics = pd.read_parquet(later / "metrics.parquet")
+    metrics.loc[metrics["unit"] == "ns", ["value", "ci_low", "ci_high"]] *= 1.5
+    metrics.to_parquet(later / "metrics.parquet")
+    assert cli.main(["compare", str(EXAMPLES / "own_program"), str(later), "--html", str(page)]) == 0
     shown = page.read_text(encoding="utf-8").partition("<main")[2]
-    places = [shown.index(part) for part in ("2 without a verdict", "<svg", "gpt/compile=false</code>", 'class="fold"')]
+    places = [shown.index(part) for part in ("7 without a verdict", "<svg", "gpt/compile=false</code>", 'class="fold"')]
     assert places == sorted(places) and "nvjet" in shown
     assert cli.main(["compare", str(A), str(B), "--html", str(tmp_path / "none" / "both.html")]) == 2
 

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted(path.parent for path in ROOT.glob("examples/*/run.json"))
 #: What `profpipe report` writes beside an example, which only one of them keeps.
 IGNORED_BY_GIT = ("report.html", "results.json")
-COMMITTED = (ROOT / "examples" / "own_program" / "report.html",)
+COMMITTED = (ROOT / "examples" / "two_gpus" / "report.html",)
 
 
 @pytest.fixture(params=EXAMPLES, ids=lambda folder: folder.name)
@@ -60,7 +60,7 @@ def test_the_examples_take_at_most_6_mb_together():
 #: The examples that are rendered for every change; one has four profilers, one several workloads and study tables.
 QUICK = ("h200-attention", "sparsity_lengths")
 #: With those that CI renders: steps of programs, pairs and ranks.
-OF_CI = (*QUICK, "own_program", "regression_check", "context_parallel")
+OF_CI = (*QUICK, "own_program", "regression_check", "two_gpus")
 MARKS = {True: pytest.mark.slow, False: pytest.mark.exhaustive}
 
 

@@ -107,24 +107,24 @@ def test_every_tool_answers_and_writes_nothing(library):
         ("summary", {"result": lm}),
         ("summary", {"result": run}),
         ("steps", {"result": lm}),
-        ("kernels", {"result": run, "workload": "gpt", "case": "compile=true"}),
+        ("kernels", {"result": run, "workload": "parallel", "case": "parallel=ddp"}),
         ("case", {"result": run}),
-        ("case", {"result": run, "workload": "gpt", "case": "compile=true"}),
+        ("case", {"result": run, "workload": "parallel", "case": "parallel=ddp"}),
         ("timeline", {"result": lm}),
         ("compare", {"a": f"{library.name}/before/trace.json", "b": f"{library.name}/after/trace.json"}),
     )
     assert snapshot(library) == before
     kinds = {each["result"]: each["kind"] for each in listed["content"]}
     assert (kinds[lm], kinds[run]) == ("recording", "results")
-    assert {"section": "steps", "workload": "gpt"} in opened["content"]
+    assert {"section": "steps", "workload": "one_gpu"} in opened["content"]
     assert summary["format"] == "profpipe.answer" and summary["files"][0]["launches"] == 723
-    assert {"gpt.time", "parallel.time"} <= {each["id"] for each in of_run["findings"]}
+    assert {"one_gpu.time", "parallel.time"} <= {each["id"] for each in of_run["findings"]}
     parts = next(each for each in steps["content"] if each.get("table") == "parts")
     step = next(each for each in summary["findings"] if each["id"].endswith(".step"))
     assert parts["rows"][-1][1] == pytest.approx(step["value"]) and parts["columns"][1].endswith("[ns]")
     assert any(each.get("table") == "kernels.parquet" for each in kernels["content"])
-    assert [each["id"] for each in cases["content"]].count("compile=true") == 1
-    assert "32.8 ms" in case["content"][0]["sentence"]
+    assert [each["id"] for each in cases["content"]].count("parallel=ddp") == 1
+    assert "38.5 ms" in case["content"][0]["sentence"]
     assert any(each.get("table") == "Largest gaps" for each in timeline["content"])
     assert any(each.get("table") == "parts" for each in compared["content"])
 
@@ -149,7 +149,7 @@ OUTSIDE = ("../secret.sqlite", "/etc/passwd", "out.sqlite", "up/secret.sqlite", 
 
 def test_nothing_outside_is_read_and_errors_say_what_to_do(library):
     calls: list[Call] = [("summary", {"result": name}) for name in OUTSIDE]
-    calls += [("case", {"result": "two_gpus", "workload": "gpt", "case": "compile=maybe"}),
+    calls += [("case", {"result": "two_gpus", "workload": "parallel", "case": "parallel=maybe"}),
               ("steps", {"result": "two_gpus", "workload": "none"}),
               ("timeline", {"result": "lm.sqlite", "page": 99}),
               ("compare", {"a": "lm.sqlite", "b": "../secret.sqlite"})]  # fmt: skip
@@ -159,7 +159,7 @@ def test_nothing_outside_is_read_and_errors_say_what_to_do(library):
     assert "leads out of the given folders" in texts[OUTSIDE.index("linked")]
     assert all("Call open" in text for name, text in zip(OUTSIDE, texts, strict=False) if name != "linked")
     case, workload, page, compared = texts[len(OUTSIDE) :]
-    assert "'compile=true'" in case and "'gpt'" in workload and "from 1 to" in page and "Call open" in compared
+    assert "'parallel=ddp'" in case and "'one_gpu'" in workload and "from 1 to" in page and "Call open" in compared
 
 
 def test_names_are_data(library):

@@ -202,6 +202,27 @@ def waits_of_ranks(cause, *ms):
     ]
 
 
+def sharded(recorded):
+    """DDP beside FSDP, of which rank 1 launches late, and rank 0 waits for it. Under nsys DDP takes ``recorded`` ms."""
+    by_case = {"parallel=ddp": [(recorded - 2, 1, 0, 1, 0, 0)] * 2,
+               "parallel=fsdp": [(38, 42, 0, 0, 0, 0), (38, 2, 0, 40, 0, 0)]}  # fmt: skip
+    rows = [step_row(case, n, [1e6 * ms for ms in parts], rank=rank, process=rank)
+            for case, ranks in by_case.items() for n in range(12) for rank, parts in enumerate(ranks)]  # fmt: skip
+    own = {"parallel=ddp": (38, recorded), "parallel=fsdp": (80, 80)}
+    times = [row for case, walls in own.items() for name, ms in zip(("plain", "nsys"), walls, strict=True)
+             for row in step_metrics(case, 1e6 * ms, name)]  # fmt: skip
+    lines = {"host code > gpt.py:95": 12e6, "host code > gpt.py:46": 7e6, "launching > gpt.py:95": 1e6}
+    times += [metric_row("parallel=fsdp", "step_wait_idle", ns, subject=subject, profiler="nsys", n=12)
+              for subject, ns in lines.items()]  # fmt: skip
+    of_ddp = {
+        "command": ["torchrun", "gpt.py"],
+        "matrix": {"parallel": ["ddp", "fsdp"]},
+        "baseline": {"parallel": "ddp"},
+    }
+    run = {"pipeline": {"workloads": {"w": of_ddp}}}
+    return only((step_tables([case_row(case) for case in own], metrics=times, steps=rows), run))
+
+
 def lost_records():
     """plain has steps, which the recording of nsys has not."""
     rows = [{**step_row("", n, (5e6, 0, 0, 0, 0, 0)), "profiler": "plain"} for n in range(9)]
@@ -327,6 +348,9 @@ SECTIONS: list[tuple[str, Callable[[], WorkloadFindings], tuple[Any, ...]]] = [
      (step_times.ranks,)),
     # Without late launches nothing waits: 22 ms of 53 are left. A faster network removes 2 ms.
     ("Ranks are late in turn", lambda: waiting(late_in_turn), (headline.headline, step_times.ranks, steps.steps)),
+    ("Two parts explain the loser together, and the lines of a cause count together", lambda: sharded(38),
+     (headline.headline,)),
+    ("What nsys adds to one of the two is in both", lambda: sharded(42), (headline.headline,)),
     ("The third computes longer", lambda: late_third(50, 2, 0, 0, 0, 0), (headline.answer,)),
     ("The third copies longer", lambda: late_third(20, 2, 30, 0, 0, 0), (headline.answer,)),
     ("The third launches late", lambda: late_third(20, 2, 0, 30, 0, 0), (headline.answer,)),
@@ -385,8 +409,9 @@ def test_bars_and_tables_of_a_step_are_in_the_time_of_the_headline(example):
             # The bars leave out a part below 0.05 %.
             assert table.rows[-1][1 + row].value == pytest.approx(shown, rel=1e-3)
             # The steps of the loader differ, and nsys recorded shorter ones than those that were timed.
-            is_recorded = "under nsys" in chart.title
-            assert is_recorded is (workload.name == "loader")
+            # What nsys adds to a step with DDP is more than idle time and waiting.
+            is_recorded = "under nsys" in chart.title + chart.x.labels[row]
+            assert is_recorded is ((workload.name, case) in (("loader", "default"), ("parallel", "parallel=ddp")))
             assert is_recorded or shown == pytest.approx(of_case[case], rel=1e-3)
 
 

@@ -95,6 +95,13 @@ def find_waits(workload: WorkloadFindings, case_steps: CaseSteps, rank: RankStep
 _METRICS: Final = (WAIT_IDLE, WAIT_HIDDEN)
 
 
+def join_waits(waits: Sequence[Wait]) -> Wait:
+    """Return the waits of one cause, of which host code has one a line, as a single one."""
+    idle_ns, hidden_ns = (sum(getattr(wait, name) for wait in waits) for name in ("idle_ns", "hidden_ns"))
+    places = sorted((place for wait in waits for place in wait.places), key=lambda pair: -pair[1])
+    return Wait(waits[0].cause, idle_ns, hidden_ns, tuple(places))
+
+
 def find_loading(workload: WorkloadFindings, case_steps: CaseSteps, waits: Sequence[Wait]) -> tuple[Wait, float] | None:
     """Return the wait for the data loader in a step without a profiler, and the ns of that step.
 

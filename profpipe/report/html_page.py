@@ -38,8 +38,8 @@ _TEMPLATE, _STYLES, _SCRIPTS = "report.html.j2", (STYLE, "report.css"), ("report
 FILES = (_TEMPLATE, *_STYLES, *_SCRIPTS)
 
 #: Sections that a reader sees at once; the others are folded below their titles.
-_OPEN = ("answers", "headline", "timeline", "first_studies", "times", "recordings", "requests", "warnings", "failures",
-         "memory_peak", "unfinished", "forest", "verdicts", "changes", "not_tried")  # fmt: skip
+_OPEN = ("answers", "headline", "targets", "timeline", "first_studies", "times", "recordings", "requests", "warnings",
+         "failures", "memory_peak", "unfinished", "forest", "verdicts", "changes", "not_tried")  # fmt: skip
 
 
 def write(document: doc.Document, folder: Path, files: Mapping[str, Path], name: str = REPORT) -> None:

@@ -284,29 +284,39 @@ def _one_shape(workload: WorkloadFindings, shape: Shape, win: Win) -> doc.Text:
 
 
 def _explain_loser(workload: WorkloadFindings, shape: Shape, win: Win) -> doc.Text:
-    """Say in which part of a step the baseline, or the next case, is slower; empty where none explains half of it."""
+    """Say in which part of a step, or two, the baseline or the next case is slower; empty where less than half is."""
     slower = win.second if win.best.is_baseline else shape.baseline or win.second
     if win.verdict is not WinVerdict.CLEAR or slower is None:
         return ""
-    first, second = (
-        case_steps.parts_without_profiler if (case_steps := workload.steps.of(case.id)) else None
-        for case in (win.best, slower)
-    )
-    if first is None or second is None or slower.ns is None or win.best.ns is None:
+    both = [case_steps for case in (win.best, slower) if (case_steps := workload.steps.of(case.id))]
+    pairs = [(of.parts, of.parts_without_profiler) for of in both]
+    # Where it is unknown what the profiler adds to one of them, both are as recorded.
+    is_recorded = any(recorded is without for recorded, without in pairs)
+    parts = [of for pair in pairs if (of := pair[not is_recorded])]
+    if len(parts) < 2 or slower.ns is None or win.best.ns is None:
         return ""
-    more_ns = second.wall_ns - first.wall_ns
-    name, ns = max(steps.differences(first, second).items(), key=lambda pair: pair[1])
-    if more_ns <= 0 or ns < _EXPLAINS * more_ns:
+    (first, second), waiting = parts, steps.waiting_name(both[1])
+    more_ns, longer_ns = second.wall_ns - first.wall_ns, slower.ns - win.best.ns
+    named = sorted(steps.differences(first, second, waiting).items(), key=lambda pair: -pair[1])[:2]
+    named = named[: 1 if named[0][1] >= _EXPLAINS * more_ns else 2]
+    explained_ns = sum(ns for _, ns in named)
+    if more_ns <= 0 or explained_ns < _EXPLAINS * more_ns or named[-1][1] <= 0:
         return ""
     # Of uneven steps the parts are those of a few, and so is the picture below.
-    longer_ns, share = slower.ns - win.best.ns, min(ns / more_ns, 1.0)
-    unit = step_unit([longer_ns])
-    cause = waits.explain_idle(workload, slower, ns) if name.startswith("idle") else ""
-    where = fill("idle time, above all waiting for {}", cause) if cause else name
-    if abs(more_ns - longer_ns) > _LIKE_TIMES * longer_ns:
-        return fill("{} takes longer: {} % of the difference is {}.", doc.Code(slower.variant), percent(share), where)
-    said = "{} takes {} longer, {} of it in {}."
-    return fill(said, doc.Code(slower.variant), duration(longer_ns, unit), duration(share * longer_ns, unit), where)
+    unit, is_like = step_unit([longer_ns]), abs(more_ns - longer_ns) <= _LIKE_TIMES * longer_ns
+    where: list[doc.Text] = []
+    for name, ns in named:
+        cause = waits.explain_idle(workload, slower, ns) if name.startswith("idle") else ""
+        part = fill("idle time, above all waiting for {}", cause) if cause else name
+        share = ns / max(more_ns, explained_ns)
+        if is_like:
+            whole = "" if where else " of it"
+            where.append(fill(f"{{}}{whole} in {{}}", duration(share * longer_ns, unit), part))
+        else:
+            whole = "" if where else " of the difference"
+            where.append(fill(f"{{}} %{whole} is {{}}", percent(share), part))
+    longer = fill(" {} longer,", duration(longer_ns, unit)) if is_like else " longer:"
+    return fill("{} takes{} {}.", doc.Code(slower.variant), longer, doc.join(where, last=", and "))
 
 
 def _fastest(shapes: Iterable[Shape]) -> str:

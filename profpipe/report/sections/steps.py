@@ -520,8 +520,11 @@ def classes(all_parts: Sequence[StepParts]) -> list[str]:
     return sorted(shown, key=shares.__getitem__, reverse=True)
 
 
-def differences(first: StepParts, second: StepParts) -> dict[str, float]:
-    """Return how many ns longer each part of the second step is: compute by kernel class, and the other parts."""
+def differences(first: StepParts, second: StepParts, waiting: str) -> dict[str, float]:
+    """Return how many ns longer each part of the second step is: compute by kernel class, and the other parts.
+
+    ``waiting`` is the name of the part of exposed communication that is no transfer.
+    """
     longer = {
         f"{class_label(name).removesuffix(' kernels')} kernels": second.classes.get(name, 0.0)
         - first.classes.get(name, 0.0)
@@ -530,6 +533,9 @@ def differences(first: StepParts, second: StepParts) -> dict[str, float]:
     idle_ns = {cause: second.ns[cause] - first.ns[cause] for cause in IDLE_PARTS}
     cause = max(idle_ns, key=lambda part: idle_ns[part])
     others = {PART_NAMES[part]: second.ns[part] - first.ns[part] for part in (StepPart.COMMUNICATION, StepPart.COPY)}
+    if second.waiting_ns:
+        others |= {waiting: second.waiting_ns - (first.waiting_ns or 0.0)}
+        others |= {PART_NAMES[StepPart.COMMUNICATION]: second.transfer_ns - first.transfer_ns}
     return {**longer, **others, f"idle time ({WHY_IDLE[cause]})": second.idle_ns - first.idle_ns}
 
 

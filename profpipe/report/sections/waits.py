@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from profpipe.analysis.findings import CaseResult, WorkloadFindings
+from profpipe.analysis.grouping import grouped
 from profpipe.analysis.steps import CaseSteps, StepPart
-from profpipe.analysis.waits import Wait, find_loading, find_waits
+from profpipe.analysis.waits import Wait, find_loading, find_waits, join_waits
 from profpipe.report import document as doc
 from profpipe.report.labels import capitalise, case_text, duration, fill, percent
 from profpipe.report.sections.steps import rank_name
@@ -134,7 +135,9 @@ def headline(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
 def explain_idle(workload: WorkloadFindings, case: CaseResult, idle_ns: float) -> doc.Text:
     """Return the largest cause with its lines; empty where it is less than half of ``idle_ns``."""
     _, causes, _ = _list(workload, case) or (None, (), 0.0)
-    return _name(causes[0]) if causes and 2 * causes[0].idle_ns >= idle_ns else ""
+    by_cause = grouped((wait.cause, wait) for wait in causes)
+    largest = max(map(join_waits, by_cause.values()), key=lambda wait: wait.idle_ns, default=None)
+    return _name(largest) if largest and 2 * largest.idle_ns >= idle_ns else ""
 
 
 def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
