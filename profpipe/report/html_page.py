@@ -28,6 +28,7 @@ from profpipe.report.scales import STYLE, key_class, place, unit_on
 from profpipe.report.text import write_text
 from profpipe.report.units import time_unit
 from profpipe.results import atomic
+from profpipe.results.schema import EventKind
 from profpipe.stdio import visible
 
 #: The name of the page.
@@ -311,7 +312,9 @@ class Html:
         """Return the timeline as data that timeline.js draws, and a table with the time of each lane."""
         id = self.id_of("timeline", timeline.id)
         table = self.table(_lane_table(timeline), id)
-        buttons = [(flat(key), label, key_class(key)) for key, label in timeline.labels.items()]
+        # Code has its own lane, and its line stands in each box.
+        keys = (key for key in timeline.labels if key != EventKind.LINE.value)
+        buttons = [(flat(key), timeline.labels[key], key_class(key)) for key in keys]
         return _write("timeline", self, timeline, id, _json(timeline), buttons, self._page_of(timeline.case), table)
 
 

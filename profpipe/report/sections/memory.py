@@ -186,8 +186,8 @@ def _tables(memory: CaseMemory) -> tuple[doc.TableBlock, ...]:
 def _compare_passes(memories: list[CaseMemory], texts: Mapping[str, doc.Text]) -> doc.TableBlock:
     """Return the most in use during each pass of the last steps, the highest of a case in bold."""
     passes = {memory.case: memory.at("pass").set_index("part")["bytes"] for memory in memories}
-    found = {name for sizes in passes.values() for name in sizes.index}
-    names = [name for name in _PASSES if name in found]
+    recorded = {name for sizes in passes.values() for name in sizes.index}
+    names = [name for name in _PASSES if name in recorded]
     unit = size_unit(size for sizes in passes.values() for size in sizes)
     columns = [doc.label("case"), *(doc.number(name, name, unit) for name in ("before", *names))]
 

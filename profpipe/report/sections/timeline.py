@@ -12,6 +12,7 @@ from profpipe.analysis.steps import IDLE_PARTS
 from profpipe.analysis.timeline import MOST_TIMELINES, CaseTimeline, Gap, Lane, LaneKind, RankTimeline
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text, duration, fill, percent, shorten
+from profpipe.report.scales import coloured_keys
 from profpipe.report.sections.steps import PART_NAMES, class_order
 from profpipe.report.units import time_unit
 from profpipe.results.schema import EventKind
@@ -71,7 +72,10 @@ def _blocks(timeline: CaseTimeline, classes: Sequence[str]) -> list[doc.Block]:
             replace(
                 lane,
                 events=tuple(replace(event, key=_key(event.key)) for event in lane.events),
-                totals={_key(key): total for key, total in lane.totals.items()},
+                totals={
+                    key: (sum(calls for calls, _ in totals), sum(ns for _, ns in totals))
+                    for key, totals in grouped((_key(key), total) for key, total in lane.totals.items()).items()
+                },
             ),
         )
         for place, lane in of_ranks
@@ -144,7 +148,10 @@ def _lane_title(lane: Lane) -> str:
 
 def _key(key: str) -> str:
     class_key = _WAIT if key == EventKind.WAIT.value else key
-    return f"step_{class_key}" if class_key in _NAMES else class_key or "other"
+    if class_key in _NAMES:
+        return f"step_{class_key}"
+    # Classes without a colour are one.
+    return class_key if class_key in _PROGRAM_NAMES or class_key in coloured_keys() else "other"
 
 
 def _labels(lanes: Iterable[Lane], classes: Sequence[str]) -> dict[str, str]:
