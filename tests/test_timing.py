@@ -893,6 +893,14 @@ def test_the_flush_is_at_least_twice_the_l2(gpu, l2_bytes, flush_bytes):
     assert gpu.flush_bytes == flush_bytes
 
 
+@pytest.mark.parametrize("flush", [True, False])
+def test_without_a_flush_a_profiler_sees_no_buffer(gpu, flush):
+    """The history of memory would hold it."""
+    sampling.apply_load(gpu.call, device="cuda", flush=flush)
+    sampling.run_loop(gpu.call, 2, device="cuda", range_name="r", annotate=gpu.annotate, flush=flush)
+    assert gpu.peak_allocated == 256 * MIB * flush and gpu.seen.count("push r") == 2
+
+
 @pytest.mark.parametrize(("ns", "lasts_ns"), [(1_000_000, 100e6), (20_000, 30e6)])
 def test_under_a_profiler_the_gpu_is_loaded_as_before_samples(gpu, ns, lasts_ns):
     began = gpu.now_ns
