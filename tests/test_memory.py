@@ -204,6 +204,21 @@ def test_what_was_in_use_before_the_trace_is_found_by_going_back():
     assert sizes(freed, segments) == ([1024, 512], [1024, 1024])
 
 
+def test_what_is_given_back_after_a_forward_pass_is_kept_only_beyond_its_step():
+    """Autocast converts weights until the pass has ended; a cache of keys and values outlives the step."""
+    rows = [
+        ("weights", "forward", 0, 3),
+        ("cache", "forward", 1, 6),
+        ("loss", "other", 2, 3),
+        ("next", "forward", 4, 5),
+    ]
+    blocks = pd.DataFrame(rows, columns=["operator", "during", "begin", "end"])
+    blocks = blocks.assign(address=blocks.index, size=512, module="", is_inner=True)
+    for steps, of_weights in (([0, 4], "temporary"), ([], "kept")):
+        assigned, _ = memory.assign_parts(blocks, 8, steps, {}, [])
+        assert assigned["part"].tolist() == [of_weights, "kept", "other", "temporary"]
+
+
 def test_damaged_facts_are_refused(tmp_path, capsys):
     (tmp_path / "a.pickle").write_bytes(pickle.dumps({"segments": [], "device_traces": [], "profpipe": "{"}))
     assert cli.main(["ingest", str(tmp_path / "a.pickle")]) == 1
