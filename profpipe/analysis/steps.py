@@ -407,6 +407,11 @@ class CaseSteps:
         return self.parts if self.parts is None or without is None else self.parts.at(without)
 
     @property
+    def has_unplaced_overhead(self) -> bool:
+        """Whether the profiler adds more to a step than late launches and waiting take, so that idle time may be its."""
+        return self.parts is self.parts_without_profiler and self.overheads.get(self.profiler, 0.0) > 0
+
+    @property
     def overheads(self) -> dict[str, float]:
         """Return what each profiler adds to a step, as a share of the step without a profiler."""
         without = {name: self._find_plain_ns(name) for name in self.times if name != "plain"}

@@ -302,6 +302,8 @@ def _explain_loser(workload: WorkloadFindings, shape: Shape, win: Win) -> doc.Te
     explained_ns = sum(ns for _, ns in named)
     if more_ns <= 0 or explained_ns < _EXPLAINS * more_ns or named[-1][1] <= 0:
         return ""
+    under = f"Under {both[1].profiler} " if is_recorded and "plain" in both[1].times else ""
+    longer_ns = more_ns if under else longer_ns
     # Of uneven steps the parts are those of a few, and so is the picture below.
     unit, is_like = step_unit([longer_ns]), abs(more_ns - longer_ns) <= _LIKE_TIMES * longer_ns
     where: list[doc.Text] = []
@@ -316,7 +318,7 @@ def _explain_loser(workload: WorkloadFindings, shape: Shape, win: Win) -> doc.Te
             whole = "" if where else " of the difference"
             where.append(fill(f"{{}} %{whole} is {{}}", percent(share), part))
     longer = fill(" {} longer,", duration(longer_ns, unit)) if is_like else " longer:"
-    return fill("{} takes{} {}.", doc.Code(slower.variant), longer, doc.join(where, last=", and "))
+    return fill(f"{under}{{}} takes{{}} {{}}.", doc.Code(slower.variant), longer, doc.join(where, last=", and "))
 
 
 def _fastest(shapes: Iterable[Shape]) -> str:

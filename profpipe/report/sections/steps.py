@@ -177,9 +177,11 @@ def _context(cases: Sequence[_Case]) -> doc.Text:
         case_steps.has_measured_overhead(profiler) for case_steps in all_steps if case_steps.case in added
     )
     why = "because the host launches later." if is_measured else "which is within the uncertainty of both."
-    if not any(_is_recorded(case) for case in cases if case[0].id in added):
+    recorded = [_is_recorded(case) for case in cases if case[0].id in added]
+    if not all(recorded):
         is_waiting = any(parts.waiting_ns is not None for *_, parts in cases)
-        why += f" {'Idle time and waiting are' if is_waiting else 'Idle time is'} shown without this."
+        why += f" {'Idle time and waiting are' if is_waiting else 'Idle time is'} shown without this"
+        why += ", but where a column says otherwise." if any(recorded) else "."
     template = f"{text} Under {profiler} a step{{}} takes {{}}, {longer}, {why} "
     under = fill(template, name, duration(wall_ns, step_unit([wall_ns])))
     return doc.concat(under, found_text(all_steps))
@@ -659,9 +661,13 @@ def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
     # The causes have their sentences. Without a GPU idle time is all that is outside operators and collectives.
     named_ns = sum(wait.idle_ns for wait in find_waits(workload, case_steps))
     are_named = case_steps.is_on_gpu and case_steps.processes < 2 and 2 * named_ns >= parts.idle_ns > 0
+    hides_idle = are_named or case_steps.has_unplaced_overhead
     is_said = case_steps.is_on_gpu and not are_named and parts.share(parts.ns[cause]) >= _LEAST_SHARE
-    how = "" if cause is StepPart.IDLE_OTHER else "mostly " if 2 * parts.ns[cause] >= parts.idle_ns else "partly "
-    why = f" ({how}{WHY_IDLE[cause]})" if is_said else ""
+    how = "mostly" if 2 * parts.ns[cause] >= parts.idle_ns else "partly"
+    why = f"{how} {WHY_IDLE[cause]}"
+    if cause is StepPart.IDLE_OTHER:
+        why = WHY_IDLE[cause] if parts.ns[cause] >= _MOSTLY * parts.idle_ns else f"{how} of unknown cause"
+    why = f" ({why})" if is_said else ""
     shares = {"compute": parts.ns[StepPart.COMPUTE]}
     if parts.waiting_ns is None:
         shares[PART_NAMES[StepPart.COMMUNICATION]] = parts.ns[StepPart.COMMUNICATION]
@@ -674,7 +680,7 @@ def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
         fill(f"{{}} {'' if i or not other else 'is '}{name}", percent(parts.share(ns)))
         for i, (name, ns) in enumerate(shown)
     ]
-    rows = [row for row in _improvements([(case_steps, parts)]) if not (are_named and row.improvement[:4] == "idle")]
+    rows = [row for row in _improvements([(case_steps, parts)]) if not (hides_idle and row.improvement[:4] == "idle")]
     speedups = sorted(
         ((row.gain(case_steps, parts) or 0.0, row.improvement) for row in rows), key=lambda pair: -pair[0]
     )

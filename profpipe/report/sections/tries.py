@@ -19,7 +19,7 @@ from profpipe.results.schema import Verdict
 
 #: Paths that a sentence names; more are counted.
 _MOST_PATHS: Final = 3
-_BEFORE: Final = "Screened in single processes; only the combination has a verdict."
+_SCREENED: Final = "Screened in single processes: a change alone has no verdict."
 
 
 def headline(findings: PairFindings, run: Manifest) -> doc.Section:
@@ -51,7 +51,12 @@ def _answer(findings: PairFindings, settings: PairsEntry, tried: TryEntry) -> st
             best = min(refused, key=lambda change: change.ns or math.inf)
             gain = ratio((tried.unchanged.ns or 0.0) / (best.ns or math.inf))
             return f"No change is kept. The fastest one, {best.name}, gave {gain} and is refused: {best.reason}."
-        return "No change makes the program faster." if measured else f"No change was tried: {_why_none(tried)}."
+        if not measured:
+            return f"No change was tried: {_why_none(tried)}."
+        first, *more = (change.name for change in tried.changes if change.ns)
+        if not more:
+            return f"The change {first} does not make the program faster."
+        return f"None of the {len(more) + 1} changes that were tried makes the program faster."
     if case is None or case.judgement is None:
         return f"{count} may make the program faster: {names}. No pair of processes has measured them together."
     if tried.harm:
@@ -127,7 +132,7 @@ def changes(tried: TryEntry) -> doc.Section:
         (doc.words("loss", "compared with unchanged"), lambda row: row.loss),
         (doc.words("reason", "why"), lambda row: row.reason),
     ]
-    blocks = [doc.table_of("changes", rows, columns), doc.Paragraph(_BEFORE) if rows else None]
+    blocks = [doc.table_of("changes", rows, columns), doc.Paragraph(_SCREENED) if rows else None]
     return doc.make_section("changes", "Changes", blocks)
 
 

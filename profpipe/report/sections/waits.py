@@ -109,7 +109,7 @@ def _name(wait: Wait) -> doc.Text:
 def headline(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     """Return the sentence on the largest cause; empty where it is a small part of the step."""
     listed = _list(workload, case)
-    if listed is None:
+    if listed is None or listed[0].has_unplaced_overhead:
         return ""
     case_steps, waits, step_ns = listed
     if slowest := slowest_rank(workload, case_steps):
@@ -143,6 +143,8 @@ def explain_idle(workload: WorkloadFindings, case: CaseResult, idle_ns: float) -
 def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
     """Yield the largest causes with what one could gain and what to do, and what would record others."""
     listed = _list(workload, case)
+    if listed is not None and listed[0].has_unplaced_overhead:
+        return
     if listed is not None:
         yield from _describe_largest(*listed, find_loading(workload, *listed[:2]))
     else:
