@@ -408,7 +408,7 @@ class CaseSteps:
 
     @property
     def has_unplaced_overhead(self) -> bool:
-        """Whether the profiler adds more to a step than late launches and waiting take, so that idle time may be its."""
+        """Whether the profiler adds more to a step than late launches and waiting take: all of it may be its."""
         return self.parts is self.parts_without_profiler and self.overheads.get(self.profiler, 0.0) > 0
 
     @property
