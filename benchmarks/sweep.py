@@ -43,30 +43,33 @@ def main() -> None:
     other = ["--gpus", args.gpus] if args.gpus else ["--set", "isolate=true"]
     chosen = {"impl": args.impls, "seqlen": args.seqlens, "batch": args.batches}
     print("profiler cases  first s  one process s  other way s  ratio  time other way/swept: median, farthest")
+    print("In brackets: seconds of the longest process; the rest is profpipe's own.")
     for profiler in args.profiler or ["plain", *(["nsys"] if shutil.which("nsys") else [])]:
         with tempfile.TemporaryDirectory(prefix="profpipe-sweep-") as scratch:
-            first_s, _ = timed_run(Path(scratch, "first"), profiler, chosen, [])
-            swept_s, swept = timed_run(Path(scratch, "swept"), profiler, chosen, [])
-            other_s, others = timed_run(Path(scratch, "other"), profiler, chosen, other)
+            first_s, *_ = timed_run(Path(scratch, "first"), profiler, chosen, [])
+            swept_s, swept_job_s, swept = timed_run(Path(scratch, "swept"), profiler, chosen, [])
+            other_s, other_job_s, others = timed_run(Path(scratch, "other"), profiler, chosen, other)
         if swept.keys() != others.keys():
             sys.exit(f"the two ways have different successful cases: {sorted(swept.keys() ^ others.keys())}")
         ratios = [others[case] / swept[case] for case in swept]
         farthest = max(ratios, key=lambda ratio: abs(ratio - 1))
         apart = f"{statistics.median(ratios):.3f}, {farthest:.3f}"
         ratio = swept_s / other_s if args.gpus else other_s / swept_s
-        seconds = f"{first_s:8.1f} {swept_s:14.1f} {other_s:12.1f} {ratio:6.2f}"
+        ways = f"{swept_s:.1f} ({swept_job_s:.1f})", f"{other_s:.1f} ({other_job_s:.1f})"
+        seconds = f"{first_s:8.1f} {ways[0]:>14} {ways[1]:>12} {ratio:6.2f}"
         print(f"{profiler:8} {len(swept):5} {seconds}  {apart}", flush=True)
 
 
 def timed_run(
     out: Path, profiler: str, chosen: dict[str, str], options: Sequence[str]
-) -> tuple[float, dict[str, float]]:
-    """Return (wall seconds of the whole command, ns per call of each successful case)."""
+) -> tuple[float, float, dict[str, float]]:
+    """Return (wall seconds of the whole command, those of its longest job, ns per call of each successful case)."""
     words = ["-p", profiler, *profpipe_run.sets(chosen), *options]
     began = time.monotonic()
     # 1: some case failed, and is missing below.
     run = profpipe_run.run(profpipe_run.ROOT / "pipeline.yaml", out, words, allowed=(0, 1))
-    return time.monotonic() - began, times(run)
+    seconds = time.monotonic() - began
+    return seconds, max(job.seconds for job in store.load(run)[1].jobs), times(run)
 
 
 def times(run: Path) -> dict[str, float]:
