@@ -43,7 +43,7 @@ def main() -> None:
     other = ["--gpus", args.gpus] if args.gpus else ["--set", "isolate=true"]
     chosen = {"impl": args.impls, "seqlen": args.seqlens, "batch": args.batches}
     print("profiler cases  first s  one process s  other way s  ratio  time other way/swept: median, farthest")
-    print("In brackets: seconds of the longest process; the rest is profpipe's own.")
+    print("In brackets: seconds of the longest process.")
     for profiler in args.profiler or ["plain", *(["nsys"] if shutil.which("nsys") else [])]:
         with tempfile.TemporaryDirectory(prefix="profpipe-sweep-") as scratch:
             first_s, *_ = timed_run(Path(scratch, "first"), profiler, chosen, [])

@@ -80,10 +80,16 @@ def test_a_peak_is_divided_by_what_holds_it():
 
 
 def test_each_pass_has_its_peak():
-    memory = case_memory(*read("gpt"))[0]
-    passes = dict(zip(memory.at("pass")["part"], memory.at("pass")["bytes"] / MIB, strict=True))
+    of_case = case_memory(*read("gpt"))[0]
+    passes = dict(zip(of_case.at("pass")["part"], of_case.at("pass")["bytes"] / MIB, strict=True))
     assert passes == pytest.approx({"before": 122.0, "forward": 192.0, "backward": 237.4, "optimizer": 159.6}, abs=0.1)
-    assert passes["backward"] * MIB == memory.sum_parts("peak").sum()
+    assert passes["backward"] * MIB == of_case.sum_parts("peak").sum()
+    # Without steps the passes are those of the whole trace, and the memory before is that of its begin.
+    snapshot, facts = read("gpt")
+    trace = snapshot["device_traces"][0]
+    blocks, _, _ = memory.replay(snapshot["segments"], trace, memory.StackReader(""), len(trace))
+    whole = case_memory(snapshot, {**facts, "steps": []})[0].at("pass")
+    assert whole["bytes"].iloc[0] == blocks.loc[blocks["begin"] < 0, "size"].sum()
 
 
 def test_without_facts_stacks_and_the_ends_of_optimizers_say_the_same():
@@ -204,8 +210,8 @@ def test_what_was_in_use_before_the_trace_is_found_by_going_back():
     assert sizes(freed, segments) == ([1024, 512], [1024, 1024])
 
 
-def test_what_is_given_back_after_a_forward_pass_is_kept_only_beyond_its_step():
-    """Autocast converts weights until the pass has ended; a cache of keys and values outlives the step."""
+def test_what_is_given_back_after_a_forward_pass_is_kept_only_beyond_the_next_one():
+    """Autocast converts weights until the pass has ended; a cache of keys and values lives through more passes."""
     rows = [
         ("weights", "forward", 0, 3),
         ("cache", "forward", 1, 6),
@@ -214,9 +220,9 @@ def test_what_is_given_back_after_a_forward_pass_is_kept_only_beyond_its_step():
     ]
     blocks = pd.DataFrame(rows, columns=["operator", "during", "begin", "end"])
     blocks = blocks.assign(address=blocks.index, size=512, module="", is_inner=True)
-    for steps, of_weights in (([0, 4], "temporary"), ([], "kept")):
+    for steps in ([0, 4], [0], []):
         assigned, _ = memory.assign_parts(blocks, 8, steps, {}, [])
-        assert assigned["part"].tolist() == [of_weights, "kept", "other", "temporary"]
+        assert assigned["part"].tolist() == ["temporary", "kept", "other", "temporary"]
 
 
 def test_damaged_facts_are_refused(tmp_path, capsys):
@@ -318,7 +324,7 @@ torch._C._cuda_setMemoryMetadata = lambda text: metadata.__setitem__(0, text)
 torch._C._cuda_getMemoryMetadata = lambda: metadata[0]
 library.device_count = lambda: 1
 library.max_memory_reserved = lambda device: 1
-library.reset_peak_memory_stats = lambda: print("the peak counts from here")
+library.reset_peak_memory_stats = lambda device: print("the peak counts from here")
 library.memory_stats = lambda device: {"reserved_bytes.all.current": 1 << 30}
 library.get_per_process_memory_fraction = lambda device: 1.0
 library.mem_get_info = lambda device: (1 << 30, 4 << 30)
@@ -456,7 +462,8 @@ def test_the_hook_keeps_steps_tensors_and_modules(tmp_path):
 
 @pytest.mark.slow
 def test_two_batches_say_which_is_the_largest_that_fits(tmp_path):
-    _, printed, _ = run(tmp_path, STAND_IN, "-p", "memory", "--set", "name=gpt_b4,gpt", snapshot="{name}")
+    _, printed, _ = run(tmp_path, STAND_IN, "-p", "memory", "--set", "file=gpt_b4,gpt", snapshot="{file}")
+    assert "The highest peak of memory is 237.4 MiB" in printed
     assert "that fits" not in printed
     program = f"import sys\nsys.argv[1] = {{'4': 'gpt_b4', '8': 'gpt'}}[sys.argv[1]]\n{STAND_IN}"
     _, printed, _ = run(tmp_path, program, "-p", "memory", "--set", "batch=4,8", snapshot="{batch}")
@@ -468,6 +475,13 @@ def test_two_batches_say_which_is_the_largest_that_fits(tmp_path):
     assert "(temporary tensors 10.0 MiB, activations 3790 KiB and gradients 1255 KiB)" in printed
     peak = "The highest peak of memory is 237.4 MiB, in the backward pass (batch=8): cuBLAS workspaces hold 27.0 %"
     assert peak in printed
+
+
+@pytest.mark.slow
+def test_a_peak_outside_of_the_passes_shown_is_in_none(tmp_path):
+    """It was before the model ran."""
+    _, _, out = run(tmp_path, STAND_IN, "-p", "memory", "--set", "file=oom_fragment,oom_forward", snapshot="{file}")
+    assert "The highest peak of memory is 318.8 MiB (`file=" in (out / "SUMMARY.md").read_text()
 
 
 NOT_RECORDED = {

@@ -72,7 +72,7 @@ def test_the_legend_of_the_timeline_has_the_order_of_the_bars(steps):
     )
     both = [key for key in bars if key in timeline]
     assert len(both) > 5 and both == [key for key in timeline if key in bars]
-    # Each kind has a colour of its own, and lines of code have a lane.
+    # Classes without a colour are one kind, and lines of code have a lane.
     assert timeline[-4:] == ["other", "memset", "step_idle_launch", "step_idle_other"]
 
 

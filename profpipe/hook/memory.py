@@ -186,8 +186,10 @@ def wrap(call: Callable[[], object], case: str, path: str) -> Iterator[Callable[
     errors = HookRecord(lambda: path.replace(".memory.pickle", ".errors.jsonl"), dict)
     recorded = AllocatorHistory(sys.modules["torch"], path, errors)
     recorded.begin()
+    library = sys.modules["torch"].cuda
     # The peak that torch counts is to be that of the history.
-    sys.modules["torch"].cuda.reset_peak_memory_stats()
+    for device in range(library.device_count()):
+        recorded._guard("peak", library.reset_peak_memory_stats, device)
 
     def iterate() -> object:
         recorded.mark(len(recorded.steps))

@@ -10,7 +10,7 @@ Whose a block is:
 * parameters, buffers, gradients and states of optimizers at the end are recognised by their addresses;
 * what a call of an optimizer leaves is its state, and what a backward pass leaves is a gradient;
 * what a forward pass makes and a later backward pass may need is an activation;
-* what is given back in the same pass, or the same step, is temporary.
+* what is given back in the same pass, or right after it, is temporary.
 
 A pass shows in the Python stack: ``Module.__call__``, a file of ``torch.optim``, or, in autograd's thread, none.
 """
@@ -269,8 +269,8 @@ def assign_parts(
         "optimizer": np.where(is_same & ~is_held, "temporary", "optimizer"),
         "backward": np.where(is_same, "temporary", "gradients"),
         "other": np.where((passes[end] == "backward") & ~is_held | fails & blocks["is_inner"], "activations", "other"),
-        # What autocast makes of the weights is given back when the pass has ended.
-        "forward": np.where(is_same | (len(steps) > 0) & ~is_held & (later == 0), "temporary", "kept"),
+        # What autocast makes of the weights is given back when the pass has ended. A cache lives through more passes.
+        "forward": np.where(is_same | ~is_held & (later == 0) & (number[end] - number[begin] < 2), "temporary", "kept"),
     }
     by_kind["forward"] = np.where(by_backward & (later < 2), "activations", by_kind["forward"])
     part = np.select([kind == name for name in by_kind], list(by_kind.values()), "parameters").astype(object)
@@ -405,7 +405,8 @@ class _Device:
     def _write_passes(self) -> Iterator[dict[str, Any]]:
         """Yield the bytes in use when the last whole steps begin, and the most in use during each of their passes."""
         first, last = self._shown
-        yield _row("pass", "before", self.allocated[max(first - 1, 0)])
+        held = self.blocks.loc[self.blocks["begin"] < 0, "size"].sum()
+        yield _row("pass", "before", self.allocated[first - 1] if first else held)
         peaks = pd.Series(self.allocated[first:last]).groupby(self.passes[first:last], sort=False).max()
         yield from (_row("pass", str(name), size) for name, size in peaks.drop("other", errors="ignore").items())
 

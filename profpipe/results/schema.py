@@ -202,7 +202,7 @@ METRICS: Final = _table(
     "metrics",
     "one number",
     """
-    subject str     empty: the case; else a kernel's name, the path of a range, a line of the source, a kept file,
+    subject str     empty: the case; else a kernel's name, the path of a range, a line of the source,
                     `rank 1`, `device 0`, `process 2`, `prompt 512`
     metric  str     name of the quantity
     value   Float64 value, in `unit`

@@ -308,7 +308,8 @@ def _explain_loser(workload: WorkloadFindings, shape: Shape, win: Win) -> doc.Te
     unit, is_like = step_unit([longer_ns]), abs(more_ns - longer_ns) <= _LIKE_TIMES * longer_ns
     where: list[doc.Text] = []
     for name, ns in named:
-        cause = waits.explain_idle(workload, slower, ns) if name.startswith("idle") else ""
+        # The causes are without the profiler.
+        cause = waits.explain_idle(workload, slower, ns) if name.startswith("idle") and not under else ""
         part = fill("idle time, above all waiting for {}", cause) if cause else name
         share = ns / max(more_ns, explained_ns)
         if is_like:

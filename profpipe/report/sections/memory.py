@@ -92,9 +92,12 @@ def name_peak(workload: WorkloadFindings) -> Iterator[doc.Text]:
     texts = {case.id: case_text(case) for case in workload.cases}
     for memory in sorted(_memories(workload), key=lambda memory: -memory.sum_parts("peak").sum())[:1]:
         part, name, place, share = find_leading(memory)
-        peak, hold = _size(memory.sum_parts("peak").sum()), "holds" if part == "rounding" else "hold"
-        passes = memory.at("pass").sort_values("bytes")["part"]
-        during = f", in the {_PASSES[passes.iloc[-1]]}" if len(passes) and passes.iloc[-1] in _PASSES else ""
+        total = memory.sum_parts("peak").sum()
+        # The passes are those of two steps, and the peak may be elsewhere.
+        passes = memory.at("pass")
+        at_peak = [name for name in passes.loc[passes["bytes"] == total, "part"] if name in _PASSES]
+        during = f", in the {_PASSES[at_peak[0]]}" if at_peak else ""
+        peak, hold = _size(total), "holds" if part == "rounding" else "hold"
         held = f"{_name(part)}{{}} {hold} {percent(share)} %{{}}."
         said = fill(held, _code(name, " of {}"), _code(place, " ({})"))
         if len(texts) == 1:
@@ -195,7 +198,7 @@ def _compare_passes(memories: list[CaseMemory], texts: Mapping[str, doc.Text]) -
         return doc.TableCell(sizes.get(name), is_strong=sizes.get(name) == sizes.max())
 
     rows = [[texts[case], *(cell(sizes, name) for name in ("before", *names))] for case, sizes in passes.items()]
-    return doc.make_table("passes", columns, rows if names else [], "Peak by pass, over two steps", doc.OnPage.DETAILS)
+    return doc.make_table("passes", columns, rows if names else [], "Peak by pass", doc.OnPage.DETAILS)
 
 
 def _draw(workload: WorkloadFindings, memory: CaseMemory) -> doc.Chart | None:

@@ -181,7 +181,7 @@ def _context(cases: Sequence[_Case]) -> doc.Text:
     if not all(recorded):
         is_waiting = any(parts.waiting_ns is not None for *_, parts in cases)
         why += f" {'Idle time and waiting are' if is_waiting else 'Idle time is'} shown without this"
-        why += ", but where a column says otherwise." if any(recorded) else "."
+        why += ", except where a column says otherwise." if any(recorded) else "."
     template = f"{text} Under {profiler} a step{{}} takes {{}}, {longer}, {why} "
     under = fill(template, name, duration(wall_ns, step_unit([wall_ns])))
     return doc.concat(under, found_text(all_steps))
@@ -535,9 +535,10 @@ def differences(first: StepParts, second: StepParts, waiting: str) -> dict[str, 
     idle_ns = {cause: second.ns[cause] - first.ns[cause] for cause in IDLE_PARTS}
     cause = max(idle_ns, key=lambda part: idle_ns[part])
     others = {PART_NAMES[part]: second.ns[part] - first.ns[part] for part in (StepPart.COMMUNICATION, StepPart.COPY)}
-    if second.waiting_ns:
+    if second.waiting_ns is not None:
+        del others[PART_NAMES[StepPart.COMMUNICATION]]
         others |= {waiting: second.waiting_ns - (first.waiting_ns or 0.0)}
-        others |= {PART_NAMES[StepPart.COMMUNICATION]: second.transfer_ns - first.transfer_ns}
+        others |= {"exposed transfer": second.transfer_ns - first.transfer_ns}
     return {**longer, **others, f"idle time ({WHY_IDLE[cause]})": second.idle_ns - first.idle_ns}
 
 
@@ -662,7 +663,7 @@ def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
     named_ns = sum(wait.idle_ns for wait in find_waits(workload, case_steps))
     are_named = case_steps.is_on_gpu and case_steps.processes < 2 and 2 * named_ns >= parts.idle_ns > 0
     hides_idle = are_named or case_steps.has_unplaced_overhead
-    is_said = case_steps.is_on_gpu and not are_named and parts.share(parts.ns[cause]) >= _LEAST_SHARE
+    is_said = case_steps.is_on_gpu and not hides_idle and parts.share(parts.ns[cause]) >= _LEAST_SHARE
     how = "mostly" if 2 * parts.ns[cause] >= parts.idle_ns else "partly"
     why = f"{how} {WHY_IDLE[cause]}"
     if cause is StepPart.IDLE_OTHER:
