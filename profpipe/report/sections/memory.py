@@ -95,8 +95,8 @@ def name_peak(workload: WorkloadFindings) -> Iterator[doc.Text]:
         total = memory.sum_parts("peak").sum()
         # The passes are those of two steps, and the peak may be elsewhere.
         passes = memory.at("pass")
-        at_peak = [name for name in passes.loc[passes["bytes"] == total, "part"] if name in _PASSES]
-        during = f", in the {_PASSES[at_peak[0]]}" if at_peak else ""
+        at_peak = [_PASSES[of] for of in passes.loc[passes["bytes"] == total, "part"] if of in _PASSES]
+        during = f", in the {at_peak[0]}" if at_peak else ""
         peak, hold = _size(total), "holds" if part == "rounding" else "hold"
         held = f"{_name(part)}{{}} {hold} {percent(share)} %{{}}."
         said = fill(held, _code(name, " of {}"), _code(place, " ({})"))
