@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -212,7 +213,9 @@ def test_a_program_with_steps_has_the_time_of_a_step_its_rate_and_its_wall_time(
     assert metrics["", "process_wall"]["n"] == "2"
     assert len({row["process"] for row in rows(run / "steps.parquet")}) == 2
     page = (run / "SUMMARY.md").read_text(encoding="utf-8")
-    assert "A step takes" in page and "process wall time" not in page
+    # On a busy machine the steps are uneven, and then the answer is of half of them.
+    assert re.search(r"^\*\*(A step takes|Half of the steps take) ", page, re.MULTILINE)
+    assert "process wall time" not in page
 
 
 # --- merging ---------------------------------------------------------------------------------------------------------
