@@ -114,7 +114,7 @@ def several_shapes():
     yield "an H200, measured calls", example("h200-attention")
     data, run = made_up(["a", "b", "c"], [512, 1024, 2048, 4096, 8192])
     yield "the baseline wins everywhere", (data, run)
-    rows = [row for i in "ab" for n in (1, 2, 3) for row in intervals(shape=f",seqlen={n}", **{i: 1000.0})]
+    rows = [row for i in "abcde" for n in (1, 2, 3) for row in intervals(shape=f",seqlen={n}", **{i: 1000.0})]
     yield "ties", (tables(metrics=rows), with_baseline("b"))
     alone = [row for n in (1, 2, 3) for row in intervals(shape=f",seqlen={n}", a=1000.0)]
     yield "only one was asked for", (tables(metrics=alone), with_baseline("a"))

@@ -52,11 +52,8 @@ def fill_studies(
     entries: Iterable[Table | Plot], workloads: Sequence[RecordedWorkload], results_on: ResultsOn
 ) -> tuple[Study, ...]:
     """Return each entry of `tables` or `plots` whose workloads are in this run, filled."""
-    studies = []
-    for entry in entries:
-        if chosen := [data for data in workloads if data.name in entry.workload or not entry.workload]:
-            studies.append(_fill(_read_request(entry, chosen), chosen, results_on))
-    return tuple(studies)
+    chosen = [(entry, [of for of in workloads if of.name in entry.workload or not entry.workload]) for entry in entries]
+    return tuple(_fill(_read_request(entry, data), data, results_on) for entry, data in chosen if data)
 
 
 def _read_request(entry: Table | Plot, workloads: Sequence[RecordedWorkload]) -> Study:

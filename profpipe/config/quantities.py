@@ -50,6 +50,7 @@ class Grade(str, Enum):
 
     GOOD = "good"
     FAIR = "fair"
+    BELOW = "below target"
     POOR = "poor"
 
 

@@ -170,18 +170,23 @@ class Report(StrictModel):
 
 
 class Target(StrictModel):
-    """What a quantity of a case should reach: from `good` on it is good, below `poor` it is poor, else fair."""
+    """What a quantity of a case should reach: from `good` on it is good, below `poor` poor, between them fair.
+
+    Without `poor` any other value is below target.
+    """
 
     good: float = Field(gt=0, allow_inf_nan=False, description="the least value that is good")
     poor: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="a value below it is poor; without it no value is"
+        None, gt=0, allow_inf_nan=False, description="a value below it is poor; without it no value is fair or poor"
     )
 
     def judge(self, value: float) -> Grade:
         """Return the grade of ``value``, which has the unit of the target."""
         if value >= self.good:
             return Grade.GOOD
-        return Grade.POOR if self.poor is not None and value < self.poor else Grade.FAIR
+        if self.poor is None:
+            return Grade.BELOW
+        return Grade.POOR if value < self.poor else Grade.FAIR
 
     @model_validator(mode="after")
     def _validate_order(self) -> Target:
@@ -201,7 +206,7 @@ class Share(Target):
 
 
 class Targets(StrictModel):
-    """Targets of each case, which the report judges as good, fair or poor."""
+    """Targets of each case, which the report judges."""
 
     tflops: Target | None = Field(None, description="TFLOP/s of a call; of a sparse one, of the work that is done")
     gpu_busy: Share | None = Field(None, description="% of a call, or of a step, in which the GPU runs a kernel")

@@ -230,10 +230,9 @@ def _point_names(chart: doc.Chart, panel: Panel, x: Scale, y: Scale) -> Iterator
     """
     taken = [(x(mark.x) - 6, y(mark.y) - 6, x(mark.x) + 6, y(mark.y) + 6) for mark in _marks(panel)]
     for reference in chart.references:
-        taken.append(
-            (x.end - text_width(reference.name), y(reference.value) - LINE, x.end + 12, y(reference.value) + LINE)
-        )
-        taken.append((x(reference.ridge or x.low), y(reference.value) - 3, x.end + 12, y(reference.value) + 3))
+        height = y(reference.value)
+        taken.append((x.end - text_width(reference.name), height - LINE, x.end + 12, height + LINE))
+        taken.append((x(reference.ridge or x.low), height - 3, x.end + 12, height + 3))
         slope = (10 ** (-n / 20) for n in range(60))
         taken += [(x(share * (reference.ridge or 0)) - 3, y(share * reference.value) - 3,
                    x(share * (reference.ridge or 0)) + 3, y(share * reference.value) + 3)

@@ -279,7 +279,7 @@ def _one_shape(workload: WorkloadFindings, shape: Shape, win: Win) -> doc.Text:
             return fill(lowest, name, time, over, doubt_of(win))
         case WinVerdict.TIE:
             tie = f"{place}{{}} are tied: {{}}, {{}}; their 95 % intervals overlap."
-            return fill(tie, tied_names(win), time, _lead(win, shape))
+            return fill(tie, tied_names(win, len(shape.timed) if place else 0), time, _lead(win, shape))
     return fill(f"{place}{{}} is {_fastest([shape])}: {{}}, {{}}.", name, time, _lead(win, shape))
 
 
@@ -398,7 +398,8 @@ def _count_winners(shapes: Sequence[Shape], clear: Mapping[str, Sequence[Shape]]
         # A lead over the baseline contradicts a tie with it.
         is_ahead = not any(case.is_baseline for shape in tied if shape.win for case in shape.win.tied)
         lead = fill(" ({})", _leads(tied, is_named=True)) if is_ahead and all(map(_has_speedup, tied)) else ""
-        names = fill(f"{{}} are tied in {len(tied)}", tied_names(tied[0].win)) if len(groups) == 1 else rest[0]
+        named = fill(f"{{}} are tied in {len(tied)}", tied_names(tied[0].win, len(tied[0].timed)))
+        names = named if len(groups) == 1 else rest[0]
         rest[0] = fill("{}{}", names, lead)
     return fill("{}{}.", doc.join(winners), fill("; {}", doc.join(rest)) if rest else "")
 
@@ -470,7 +471,9 @@ def _ties(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
     ordered = sorted(groups.values(), key=lambda group: -len(group))
     named = ordered if len(ordered) <= _MOST_NAMED + 1 else ordered[:_MOST_NAMED]
     for group in named:
-        yield fill("{} are tied {}.", tied_names(group[0][1]), where([shape for shape, _ in group], len(shapes)))
+        (shape, win), place = group[0], where([shape for shape, _ in group], len(shapes))
+        comma = "," if "," in place else ""
+        yield fill(f"{{}}{comma} {{}} are tied.", capitalise(place), tied_names(win, len(shape.timed)))
     if others := ordered[len(named) :]:
         yield f"{len(others)} other groups are tied in {sum(map(len, others))} shapes."
 
@@ -479,12 +482,8 @@ def _inconclusive(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
     """Say where the lowest time is not reported as the fastest; of more than two shapes, only how many they are."""
     undecided = [(shape, shape.win) for shape in shapes if shape.win and shape.win.verdict == WinVerdict.INCONCLUSIVE]
     if len(undecided) > (1 if len(shapes) > selection.SHAPES else _MOST_NAMED):
-        place = (
-            name_shapes(len(undecided))
-            if len(undecided) == len(shapes)
-            else f"{len(undecided)} of {len(shapes)} shapes"
-        )
-        yield f"In {place} the lowest time is not reported as the fastest; the table says why."
+        place = capitalise(where([shape for shape, _ in undecided], len(shapes)))
+        yield fill("{} the lowest time is not reported as the fastest; the table says why.", place)
         return
     for shape, win in undecided:
         place = literal(in_words(shape.axes))

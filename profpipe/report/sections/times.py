@@ -229,8 +229,10 @@ _DOUBTS = {
 _MHZ = Unit("MHz", 1e6)
 
 
-def tied_names(win: Win) -> doc.Text:
-    """Return the tied cases, the lowest time first; of more than three the first two."""
+def tied_names(win: Win, cases: int = 0) -> doc.Text:
+    """Return the tied cases, the lowest time first; of more than three the first two, or that all ``cases`` are."""
+    if len(win.tied) == cases > MOST_NAMES + 1:
+        return f"all {cases} cases"
     most = MOST_NAMES + 1 if len(win.tied) == MOST_NAMES + 1 else MOST_NAMES
     return names([case.variant for case in win.tied], most)
 
