@@ -703,6 +703,10 @@ FSDP = [float(ms) for ms in FSDP_MS.split()]
         ([900, 500, 100, 500, 500, 100, 100, 100, 100, 100, 100, 100, 100], "wwwwwssssssss"),
         # Every fourth step waits for one of four workers.
         ([100, 100, 101, 900, 100, 99, 100, 900, 100, 101, 100, 900, 100, 100, 99, 900], "wsssssssssssssss"),
+        # Uneven steps, and three evaluations that are ten times as long as those.
+        ([100, *[100, 100, 100, 180] * 9, 1500, 100, 2500, 100, 1700], "w" + "s" * 36 + "ososo"),
+        # Of few steps the deviation says nothing, and a step twice as long is an outlier still.
+        ([100, 100, 100, 105, 210], "wssso"),
         # No deviation at all: a hundredth of the median takes its place.
         ([100, 100, 100, 102, 100, 104, 100, 100], "wssssoss"),
     ],

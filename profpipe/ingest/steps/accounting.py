@@ -21,10 +21,14 @@ _NORMAL: Final = 1.4826
 #: The least deviation, relative to the median: equal times would make any other time an outlier.
 _LEAST_DEVIATION: Final = 0.01
 #: So many outliers are exceptions, or this share of the steps. More that differ by half of the median are a second kind
-#: of step, such as every fourth one that waits for one of four workers of a data loader: then none is left out.
+#: of step, such as every fourth one that waits for one of four workers of a data loader: then only those are left out
+#: that are further from the median than ten of it, such as an evaluation.
 _MOST_OUTLIERS: Final = 2
 _LARGEST_SHARE: Final = 0.1
 _OTHER_KIND: Final = 0.5
+_FAR: Final = 10.0
+#: The deviation of fewer steps says little: an outlier is one that differs by half of the median.
+_FEWEST_OF_DEVIATION: Final = 6
 #: A warm-up of a larger share of the steps has to stand out from the spread of all of them.
 _LONG_WARMUP: Final = 1 / 3
 
@@ -171,10 +175,14 @@ def states(wall_ns: Floats, least_warmup: int = 0) -> npt.NDArray[Any]:
     rest = wall_ns[warm:]
     if len(rest):
         median, deviation = spread(rest)
-        is_outlier = np.abs(rest - median) > DEVIATIONS * deviation
-        is_other_kind = is_outlier & (np.abs(rest - median) > _OTHER_KIND * median)
-        if is_other_kind.sum() <= max(_MOST_OUTLIERS, _LARGEST_SHARE * len(rest)):
-            state[warm:][is_outlier] = StepState.OUTLIER.value
+        distance = np.abs(rest - median)
+        is_outlier = distance > DEVIATIONS * deviation
+        for limit in (_OTHER_KIND, _FAR):
+            is_other_kind = is_outlier & (distance > limit * median)
+            if is_other_kind.sum() <= max(_MOST_OUTLIERS, _LARGEST_SHARE * len(rest)):
+                is_all = limit == _OTHER_KIND and len(rest) >= _FEWEST_OF_DEVIATION
+                state[warm:][is_outlier if is_all else is_other_kind] = StepState.OUTLIER.value
+                break
     return state
 
 

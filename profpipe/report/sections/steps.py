@@ -267,10 +267,9 @@ def whole_program(case_steps: CaseSteps, profiler: str) -> Iterator[doc.Text]:
     if case_steps.part_ns:
         whole, ns = case_steps.times[profiler].ns, case_steps.stride * case_steps.part_ns
         unit = step_unit([whole])
-        said = (
-            f"An iteration holds {case_steps.stride} steps of the optimizer, {{}}, and {{}} of other work before them."
-        )
-        yield fill(said, duration(ns, unit), duration(max(whole - ns, 0.0), unit))
+        each = duration(case_steps.part_ns, step_unit([case_steps.part_ns]))
+        said = f"An iteration holds {case_steps.stride} steps of the optimizer, {{}} ({{}} each), and {{}}"
+        yield fill(f"{said} of other work before them.", duration(ns, unit), each, duration(max(whole - ns, 0.0), unit))
     if request is not None:
         ns, number, calls = request
         decodes = case_steps.decodes and calls[case_steps.module][0] >= _FEWEST_TOKENS
@@ -291,7 +290,7 @@ def whole_program(case_steps: CaseSteps, profiler: str) -> Iterator[doc.Text]:
             for name, ns, share in kinds[:_NAMED]
         ]
         mine = percent(float(shares["wall"].get(StepState.STEADY.value, 0.0)))
-        yield fill("These calls are {} of the time; {}: none of them is a step of the program.", mine, doc.join(others))
+        yield fill("These calls are {} of the time; {}.", mine, doc.join(others))
     if request is None and PREFILL in shares.index and shares["wall"][PREFILL] > LEAST_REST:
         ns, share = float(shares["ns"][PREFILL]), float(shares["wall"][PREFILL])
         prompts = plural(int(shares["n"][PREFILL]), "call")
