@@ -159,18 +159,29 @@ def test_the_page_says_what_a_step_spends_and_what_that_step_could_gain(
     run, _ = planted
     page = (run / "SUMMARY.md").read_text(encoding="utf-8")
     line = 1 + next(number for number, text in enumerate(PLANTED.splitlines()) if text.endswith("# garbage"))
+    place = f"`train.py:{line}`"
     assert re.search(
-        rf"Under the profiler a step spends \d+\.\d % in the garbage collection \(generation 2, `train.py:{line}`\)",
-        page,
+        rf"Under the profiler a .*spends \d+\.\d % in the garbage collection \(generation 2, {place}\)", page
     )
-    remark = re.search(
-        rf"Garbage collection at `train.py:{line}`: (\S+) ms of the (\S+) ms of a step under the profiler\. "
-        r"Without it that step would be (\S+) times as fast, the rest unchanged\. Keep gc\.collect\(\) out of the loop",
-        page,
-    )
-    assert remark is not None
-    wait, step, gain = map(float, remark.groups())
-    assert gain == pytest.approx(step / (step - wait), rel=0.02)
+    of = rf"Garbage collection at {place}: (\S+) ms of the (\S+) ms of a step under the profiler\.(.*) Keep gc\.collect"
+    wait, step, gain = re.findall(of, page)[0]
+    # On a busy machine a step under the profiler takes another time than one without, and no gain is promised.
+    if gain:
+        said = re.fullmatch(r" Without it that step would be (\S+) times as fast, the rest unchanged\.", gain)
+        assert said and float(said[1]) == pytest.approx(float(step) / (float(step) - float(wait)), rel=0.02)
+
+
+def test_where_a_recorded_step_takes_another_time_the_page_says_so_and_promises_no_gain(
+    planted: tuple[Path, dict[str, list[float]]], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(planted[0], run)
+    metrics = pd.read_parquet(run / "metrics.parquet")
+    metrics.loc[metrics["metric"] == "step_time", ["value", "ci_low", "ci_high"]] *= 3
+    metrics.to_parquet(run / "metrics.parquet")
+    profpipe(tmp_path, "report", "run")
+    page = (run / "SUMMARY.md").read_text(encoding="utf-8")
+    assert re.search(r"Under the profiler a recorded step of \S+ ms spends ", page) and "times as fast" not in page
 
 
 WORK = """
@@ -190,7 +201,7 @@ for step in range(30):
 def test_code_between_operators_is_not_taken_for_code_that_stands_alone(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(WORK, encoding="utf-8")
     shown = " ".join(profpipe(tmp_path, "run", "-p", "torch", "--", sys.executable, "train.py").split())
-    headline = shown.partition("Under the profiler a step spends ")[2].partition(". - ")[0]
+    headline = shown.partition(" spends ")[2].partition(". - ")[0]
     # Beside a busy machine the operators may be a smaller part than a headline names.
     assert "% in host code (train.py:10)" in headline
     assert "Host code at train.py:10: " in shown and "Host code between operators at train.py:7: " in shown
@@ -203,7 +214,7 @@ def test_the_causes_add_up_to_the_steps(planted: tuple[Path, dict[str, list[floa
     waits = metrics.loc[metrics["metric"] == "step_wait_idle", "value"].sum()
     assert waits == pytest.approx(steps.loc[steps["state"] == "steady", "wall_ns"].astype(float).mean(), rel=1e-9)
     summary = (run / "SUMMARY.md").read_text(encoding="utf-8")
-    assert re.search(r"Under the profiler a step spends \d\d\.\d % in ", summary)
+    assert re.search(r"Under the profiler .*step .*spends \d\d\.\d % in ", summary)
 
 
 def content(**more: object) -> dict[str, object]:
@@ -250,15 +261,15 @@ def test_a_wait_counts_where_the_gpu_is_idle_and_the_rest_is_hidden() -> None:
     assert parts["step_wait_idle", "host code > b.py:2"] == parts["step_wait_idle", "host code > a.py:1"] == 2.5
 
 
-def test_too_few_samples_name_no_line() -> None:
+def test_a_line_of_too_few_samples_is_not_named() -> None:
     given = content()
     assert isinstance(given["samples"], dict)
-    given["samples"] = {name: values[::8] for name, values in given["samples"].items()}
-    assert divided(placed(given), spans((0, 40))) == {("step_wait_idle", "host code > a.py:1"): pytest.approx(20)}, (
-        "five samples"
-    )
-    given["samples"] = {name: values[1:] for name, values in given["samples"].items()}
-    assert divided(placed(given), spans((0, 40))) == {("step_wait_idle", "host code"): pytest.approx(20)}
+    # A sample each 25 ms: five of one line, then three of the other. The ninth is behind the steps.
+    given["samples"] = {name: values[::5] for name, values in given["samples"].items()}
+    given["samples"]["place"] = [0] * 5 + [1] * 4
+    parts = divided(placed(given), spans((0, 200)))
+    assert parts.keys() == {("step_wait_idle", "host code > a.py:1"), ("step_wait_idle", "host code")}
+    assert parts["step_wait_idle", "host code"] == pytest.approx(50, abs=2)
 
 
 def test_of_two_waits_the_inner_one_counts() -> None:

@@ -64,7 +64,7 @@ _SYSTEM: Final = "operating system"
 #: Those in which a thread waits for another one.
 _SIGNAL: Final = re.compile(r"pthread_cond|pthread_join|sem_|futex|epoll")
 _NOWHERE: Final = (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
-#: Fewer samples in the steady steps say little of the lines: 20 steps of 0.3 ms have one or two.
+#: A line of fewer samples in the steady steps is not named: by chance it has several times its share.
 _LEAST_SAMPLES: Final = 5
 #: The columns of ``samples``, and characters of a place or name.
 _SAMPLE: Final = ("time_ns", "thread", "place", "is_backward")
@@ -366,8 +366,11 @@ def causes(
             kinds = [(mine & is_long, used & is_code), (mine & ~is_long, used & ~is_code)]
         is_steady = find_span(*steady, at) >= 0
         for rows, chosen in kinds:
-            if not host.is_sampled or np.count_nonzero(chosen & is_steady) >= _LEAST_SAMPLES:
-                place[rows] = look_up(_choose(samples, chosen), begin[rows] + 1)
+            places, times_seen = np.unique(samples[1][chosen & is_steady], return_counts=True)
+            is_named = np.isin(samples[1], places[times_seen >= _LEAST_SAMPLES]) | (not host.is_sampled)
+            if chosen.any():
+                named = samples[0], np.where(is_named, samples[1], -1)
+                place[rows] = look_up(_choose(named, chosen), begin[rows] + 1)
     if not host.is_sampled and 0 in host.samples:
         # A thread in which nothing is open waits for the one of the steps, as autograd's does.
         rows = ~is_wait & (place < 0)

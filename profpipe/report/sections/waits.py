@@ -54,7 +54,7 @@ _NAMES: Mapping[str, str] = {
     "MPI": "MPI",
 }
 _DEEDS: Mapping[str, str] = {
-    "DataLoader": "Load ahead: more workers (num_workers, persistent_workers=True), pinned memory, or cheaper items.",
+    "DataLoader": "Load ahead: num_workers up to the free cores, persistent_workers=True, pin_memory, cheaper items.",
     SYNCHRONISING: "Read results less often: keep .item(), .cpu(), print and nonzero out of the loop.",
     LAUNCHING: "Launch less: torch.compile, CUDA graphs, or fewer and larger operators.",
     HOST_CODE: (
@@ -86,13 +86,21 @@ _RECORD: Mapping[str, doc.Text] = {
 
 
 def _list(workload: WorkloadFindings, case: CaseResult) -> tuple[CaseSteps, tuple[Wait, ...], float] | None:
-    """Return the steps of a case, the causes and ns of the step that they divide; None where none is recorded."""
+    """Return the steps of a case, the causes and ns of the step that they divide; None where none is recorded.
+
+    On a CPU host code is left out where what the profiler adds may be half of it.
+    """
     case_steps = workload.steps.of(case.id)
     waits = find_waits(workload, case_steps) if case_steps else ()
     if case_steps is None or not waits:
         return None
-    parts = case_steps.parts_without_profiler
-    return case_steps, waits, parts.wall_ns if parts and case_steps.is_on_gpu else sum(wait.idle_ns for wait in waits)
+    parts, step_ns = case_steps.parts_without_profiler, sum(wait.idle_ns for wait in waits)
+    if case_steps.is_on_gpu:
+        return case_steps, waits, parts.wall_ns if parts else step_ns
+    added_ns = step_ns - case.time.ns if case.time else 0.0
+    if 2 * added_ns >= sum(wait.idle_ns for wait in waits if wait.name == HOST_CODE) > 0:
+        waits = tuple(wait for wait in waits if wait.name != HOST_CODE)
+    return (case_steps, waits, step_ns) if waits else None
 
 
 def _name(wait: Wait) -> doc.Text:
@@ -121,15 +129,20 @@ def headline(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
         return fill("For {} of it the GPU waits for {}.", duration(wait.idle_ns, step_unit([whole_ns])), _name(wait))
     if not leading:
         return ""
+    recorded = duration(step_ns, step_unit([step_ns]))
     if not case_steps.is_on_gpu:
         # The time of the headline is without a profiler.
         parts = [fill("{} in {}", percent(wait.idle_ns / step_ns), _name(wait)) for wait in leading]
-        return fill("Under the profiler a step spends {}.", doc.join(parts))
-    of: doc.Text = "of it"
-    if case.time is not None and abs(case.time.ns - step_ns) > _OTHER_STEPS * step_ns:
-        of = fill("of the {} of a recorded step", duration(step_ns, step_unit([step_ns])))
+        step = "a step" if _is_alike(case, step_ns) else fill("a recorded step of {}", recorded)
+        return fill("Under the profiler {} spends {}.", step, doc.join(parts))
+    of = "of it" if _is_alike(case, step_ns) else fill("of the {} of a recorded step", recorded)
     idle = duration(waits[0].idle_ns, step_unit([step_ns]))
     return fill("For {} {} the GPU waits for {}.", idle, of, _name(waits[0]))
+
+
+def _is_alike(case: CaseResult, recorded_ns: float) -> bool:
+    """Return whether a recorded step takes about as long as those without the profiler."""
+    return case.time is None or abs(case.time.ns - recorded_ns) <= _OTHER_STEPS * recorded_ns
 
 
 def explain_idle(workload: WorkloadFindings, case: CaseResult, idle_ns: float) -> doc.Text:
@@ -146,7 +159,9 @@ def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
     if listed is not None and listed[0].has_unplaced_overhead:
         return
     if listed is not None:
-        yield from _describe_largest(*listed, find_loading(workload, *listed[:2]))
+        # On a CPU the host code holds what the profiler adds.
+        has_gain = listed[0].processes < 2 and (listed[0].is_on_gpu or _is_alike(case, listed[2]))
+        yield from _describe_largest(*listed, find_loading(workload, *listed[:2]), has_gain)
     else:
         yield from _name_loading(workload, case)
     yield from _name_option(workload, case, listed[1] if listed else ())
@@ -161,7 +176,11 @@ def _name_loading(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.
 
 
 def _describe_largest(
-    case_steps: CaseSteps, waits: tuple[Wait, ...], recorded_ns: float, loading: tuple[Wait, float] | None
+    case_steps: CaseSteps,
+    waits: tuple[Wait, ...],
+    recorded_ns: float,
+    loading: tuple[Wait, float] | None,
+    has_gain: bool,
 ) -> Iterator[doc.Text]:
     of_steps = [loading if loading and wait.name == loading[0].name else (wait, recorded_ns) for wait in waits]
     of_steps.sort(key=lambda pair: -pair[0].idle_ns / pair[1])
@@ -200,7 +219,7 @@ def _describe_largest(
             # Without a cause that is nearly the whole step, another one is the step. Of several ranks the causes are
             # means, and some wait for those of another one.
             f" {without} {step} would be {gain:.2f} times as fast, the rest unchanged."
-            if gain < _MOST_GAIN and case_steps.processes < 2
+            if gain < _MOST_GAIN and has_gain
             else "",
         )
 
