@@ -207,6 +207,14 @@ def test_torch_records_half_a_second_of_steps_where_no_number_is_given(tmp_path,
     assert job.settings.steps.measure == expected
 
 
+@pytest.mark.parametrize(("given", "made", "expected"), [({}, 4, 2), ({}, 30, 5), ({"warmup": 5}, 4, 5)])
+def test_of_a_short_program_half_of_the_steps_are_recorded(tmp_path, given, made, expected):
+    plain = job_of("plain", steps=given).move_to(tmp_path)
+    line = {**TRAINED, "step": [*range(made)], "start_ns": [1] * made, "wall_ns": [5] * made}
+    (tmp_path / f"hook.{plain.stem}.0.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
+    assert after_plain.adapt(job_of("nsys", steps=given), plain, "", 9.0).settings.steps.warmup == expected
+
+
 def ends_of(folder, profiler):
     """How many iterations a program made under the profiler, and whether it came to its end."""
     text = (folder / "out" / "latest" / "raw" / "train" / profiler / "log.txt").read_text(encoding="utf-8")
@@ -220,6 +228,8 @@ TRAINED = {"hook": "steps", "rule": "optimizer", "clock": "host", "step": [0], "
     ([[TRAINED, {"hook": "finished", "steps": 40}]], False, True),
     # Ranks.
     ([[TRAINED, {"hook": "finished", "steps": 40}]] * 2, False, True),
+    # Calls were taken for steps until an optimizer stepped.
+    ([[{**TRAINED, "rule": "forward"}, {"hook": "restart"}, TRAINED, {"hook": "finished", "steps": 40}]], False, True),
     # Another program follows, or works beside it.
     ([[TRAINED, {"hook": "finished", "steps": 40}], [TRAINED, {"hook": "finished", "steps": 30}]], False, False),
     ([[TRAINED, {"hook": "finished", "steps": 40}], [{"hook": "memory"}]], False, False),

@@ -42,8 +42,16 @@ def adapt(job: Job, plain: Job, failure: str, seconds: float, ended_well: bool =
         job = job.change_settings(steps=steps)
     elif job.is_hooked and not job.settings.collect and not artifacts.has_steps(plain):
         return _bounded(job, seconds)
-    job = _record_fewer(job, plain)
+    job = _record_fewer(_shorten_warmup(job, plain), plain)
     return _end_after_steps(job, plain) if ended_well else job
+
+
+def _shorten_warmup(job: Job, plain: Job) -> Job:
+    """Return ``job`` so that half of the steps of a short program are recorded, where the user gives no warm-up."""
+    steps, made = job.settings.steps, artifacts.count_steps(plain)
+    if steps.forward or "warmup" in steps.model_fields_set or not 0 < made < 2 * steps.warmup:
+        return job
+    return job.change_settings(steps=steps.model_copy(update={"warmup": made // 2}))
 
 
 def _record_fewer(job: Job, plain: Job) -> Job:

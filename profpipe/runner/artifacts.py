@@ -242,6 +242,11 @@ def has_steps(job: Job) -> bool:
     return bool(_step_times(job)) or bool(steps.range or steps.forward)
 
 
+def count_steps(job: Job) -> int:
+    """Return how many steps the process of the job's command with most of them made."""
+    return max(map(len, _step_times(job).values()), default=0)
+
+
 def steps_of_calls(job: Job, profiler: str) -> ChosenSteps | None:
     """Return which calls ``profiler`` records as steps, None where calls are no steps.
 
@@ -292,6 +297,9 @@ def makes_equal_steps(job: Job) -> bool:
     ends = set[tuple[Any, ...]]()
     for path in job.records:
         lines = event_lines.read(path, "hook")[0]
+        # A rule that another one has replaced counts no more.
+        restart = max((number for number, line in enumerate(lines) if line["hook"] == "restart"), default=0)
+        lines = lines[restart:]
         rules = {line["rule"] for line in lines if line["hook"] == "steps"}
         ends.add((*rules, *(line["steps"] for line in lines if line["hook"] == "finished")))
     rules = {"marker", "optimizer", *(["forward"] if job.settings.steps.forward else [])}
