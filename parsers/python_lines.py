@@ -12,6 +12,9 @@ from profpipe.results import atomic, schema
 FORMATS = ("samples of Python lines of profpipe (JSON)",)
 ROWS = schema.PYTHON_LINES
 
+#: The share of the sampled time from which on the CPU time of other threads is reported.
+_LEAST_OTHERS = 0.1
+
 
 def sniff(path: Path) -> bool:
     return json_stream.read_head(path, 256).startswith(b'{"profpipe": "lines"')
@@ -26,7 +29,13 @@ def parse(path: Path) -> schema.Tables:
              "total_ns": float(ns), "kernel_class": "python"}
             for place, ns, samples in content["lines"]
         ]  # fmt: skip
+        others_ns = float(content.get("others_ns", 0.0))
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise UnreadableFile(path, f"is cut or damaged ({error!r})", "Run the program again.") from error
-    origin = schema.Origin(FORMATS[0], tool="lines", total_ns=0.0, attributed_ns=0.0, unattributed_ns=0.0, rows=ROWS)
-    return schema.Tables(kernels=kernel_classes.annotate(schema.frame(schema.KERNELS, rows)), origin=origin)
+    note = f"other threads used {others_ns / 1e9:.3g} s of CPU time: only the main thread was sampled."
+    kernels = kernel_classes.annotate(schema.frame(schema.KERNELS, rows))
+    notes = (note,) if others_ns > _LEAST_OTHERS * kernels["total_ns"].sum() else ()
+    origin = schema.Origin(
+        FORMATS[0], tool="lines", total_ns=0.0, attributed_ns=0.0, unattributed_ns=0.0, notes=notes, rows=ROWS
+    )
+    return schema.Tables(kernels=kernels, origin=origin)

@@ -1,6 +1,7 @@
 """Programs without steps: recorded whole or for a span in their middle, with the CPU time and memory that they used."""
 
 import json
+import re
 import sys
 
 import hooked
@@ -157,6 +158,27 @@ def test_a_python_program_without_torch_has_the_lines_by_time(tmp_path):
     page = (latest / "SUMMARY.md").read_text(encoding="utf-8")
     assert "- Time of the main thread, its waits included: " in page and "at `crunch.py:6`" in page
     assert "py-spy" not in page
+
+
+SPIN = """
+import threading, time
+def spin():
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < 0.5: pass
+thread = threading.Thread(target=spin)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.slow
+def test_the_lines_of_processes_are_added_and_other_threads_are_named(tmp_path):
+    (tmp_path / "spin.py").write_text(SPIN, encoding="utf-8")
+    profpipe(tmp_path, "run", "-p", "lines", "--", "sh", "-c", f"{sys.executable} spin.py; {sys.executable} spin.py")
+    page = (tmp_path / "out" / "latest" / "SUMMARY.md").read_text(encoding="utf-8")
+    took = re.search(r"\| `spin.py:8` \| python \| \d+ \| ([\d.]+) \|", page)
+    assert took and float(took[1]) == pytest.approx(1000, rel=0.1) and "means over" not in page
+    assert page.count(" s of CPU time: only the main thread was sampled.") == 2
 
 
 @pytest.mark.slow

@@ -197,12 +197,11 @@ def sum_kernels(kernels: pd.DataFrame) -> dict[Key, KernelTotals]:
 def count_ranks(kernels: pd.DataFrame) -> dict[Key, int]:
     """Count the processes and devices that ran the kernels of each case under each profiler.
 
-    ncu may run a program several times, so only its devices count.
+    ncu may run a program several times, so only its devices count. Processes under `lines` are not alike.
     """
     key = ["case", "profiler"]
     kernel_rows = kernels[kernels["total_ns"].notna() & ~kernels["kind"].isin(COPIES)]
-    # Only the device of ncu's launches distinguishes ranks.
-    apart = kernel_rows["profiler"] != "ncu"
+    apart = ~kernel_rows["profiler"].isin(["ncu", "lines"])
     kernel_rows = kernel_rows.assign(
         source=kernel_rows["source"].where(apart, ""), process=kernel_rows["process"].where(apart)
     )

@@ -1,6 +1,7 @@
 """Which lines of a Python program take its time: samples of the stack of its main thread, from its start to its end.
 
-``capture.4711.lines.json`` has ``lines``: the places where the main thread ran or waited, their ns and their samples.
+``capture.4711.lines.json`` has ``lines``: the places where the main thread ran or waited, their ns and their samples,
+and ``others_ns``: the CPU time of the other threads.
 ``parsers/python_lines.py`` reads it.
 """
 
@@ -44,7 +45,10 @@ class LineSampler:
         self._thread.join(1.0)
         if self._pid == os.getpid() and self._samples:
             rows = [[self._places.names.get(number, ""), *row] for number, row in self._samples.items()]
-            record.write_whole(self._path, json.dumps({"profpipe": "lines", "lines": rows}).encode())
+            # The main thread ends the process.
+            others_ns = time.process_time_ns() - time.thread_time_ns()
+            content = {"profpipe": "lines", "lines": rows, "others_ns": others_ns}
+            record.write_whole(self._path, json.dumps(content).encode())
 
 
 def at_start(given: Dict[str, Any]) -> None:
