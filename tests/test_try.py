@@ -81,9 +81,13 @@ def test_the_remedy_is_kept_what_harms_is_refused_and_the_folder_stays_as_it_was
     answer = json.loads(profpipe(folder, "report", "out/latest", "--json"))
     assert answer["chosen"] == ["loader_workers"] and {change["name"] for change in answer["changes"]} == {*changes}
     record = json.loads((folder / "out/latest/run.json").read_text(encoding="utf-8"))
+    assert "- Each process ended after " in page and " repay that." not in page
+    next(change for change in record["ab"]["tried"]["changes"] if change["name"] == "loader_workers")["seconds"] += 90
     record["ab"]["tried"] |= {"chosen": ["loader_workers", "rate"], "harm": "loss +9 %, seeds ±1 %"}
     (folder / "out/latest/run.json").write_text(json.dumps(record), encoding="utf-8")
-    assert "Try the other changes again without what alters numerics: rate." in profpipe(folder, "report", "out/latest")
+    shown = profpipe(folder, "report", "out/latest")
+    assert "Try the other changes again without what alters numerics: rate." in shown
+    assert "With loader_workers the first process takes " in " ".join(shown.split())
 
 
 @pytest.mark.exhaustive

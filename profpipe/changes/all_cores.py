@@ -3,7 +3,7 @@
 import os
 
 ALTERS_NUMERICS = False
-CODE = "remove torch.set_num_threads(1) and OMP_NUM_THREADS=1"
+CODE = "remove what limits the threads: torch.set_num_threads(1), or OMP_NUM_THREADS=1"
 VARIABLES = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
 IS_LIKELY = True
 

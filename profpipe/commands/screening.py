@@ -221,6 +221,7 @@ class _Screening:
         if not self._tried.parts and self._session.profile:
             self._record(parts=_find_parts(self._session))
         self._steps = _choose_steps(self._uses, time_ns, self._a)
+        self._record(steps=sum(self._steps.values()))
         for candidate in self._candidates:
             why = self._why_not(candidate)
             if why:
@@ -286,12 +287,10 @@ class _Screening:
         self._record(unchanged=TriedChange("unchanged", TryOutcome.KEPT, **figures))
         pairs_s = self._in_pairs * self._process_s
         least_s = self._spent_s + min(count, _LEAST_TRIED) * self._process_s + pairs_s
-        most_s = max(least_s, self._tried.budget_s)
-        over = f", more than the budget of {self._tried.budget_s:g} s" if least_s > self._tried.budget_s else ""
-        self._listener.message(
-            f"a process takes {self._process_s:.1f} s, the pairs {pairs_s:.0f} s, all together {least_s:.0f} to"
-            f" {most_s:.0f} s{over}"
-        )
+        budget = f"the budget of {self._tried.budget_s:g} s"
+        whole = f"at least {least_s:.0f} s" + (f", more than {budget}" if least_s > self._tried.budget_s else "")
+        process = f"an unchanged process takes {self._process_s:.1f} s, the pairs of such {pairs_s:.0f} s"
+        self._listener.message(f"{process}, all together {whole}")
 
     # --- the changes -------------------------------------------------------------------------------------------------
 
@@ -331,6 +330,7 @@ class _Screening:
     def _try(self, name: str, side: PairSide, at: str) -> bool:
         observed: dict[int, Observation] = {}
         fastest_ns, unchanged_ns = min(self._times), statistics.median(self._times)
+        longest_s = 0.0
         for seed in range(_PROCESSES):
             entry = self._run(name, side, seed)
             time_ns = self._value(name, seed, "B", schema.TIMES)
@@ -339,11 +339,12 @@ class _Screening:
                 return False
             if (observation := self._observation(entry)) is not None:
                 observed[seed] = observation
+            longest_s = max(longest_s, entry.seconds)
             figures = self._figures(name, "B", range(seed + 1))
             if time_ns >= fastest_ns:
                 break
         compared = losses.compare(observed, self._unchanged)
-        fields = {**figures, "processes": seed + 1, "seconds": entry.seconds, "loss": compared.text}
+        fields = {**figures, "processes": seed + 1, "seconds": longest_s, "loss": compared.text}
         before, at = ("before ", "module") if at == "before" else ("", at)
         fields["place"] = f"{before}{place}" if (place := self._places.get(at)) else ""
         step_ns: float = figures["ns"] or math.inf

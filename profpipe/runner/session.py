@@ -382,6 +382,9 @@ class Session:
 
     def _estimate(self, job: Job, later: Sequence[Job]) -> tuple[Mapping[str, float], float] | None:
         """Return the seconds of each part of a job that starts now, and of what comes after it; None if not known."""
+        if job.label.startswith(schema.TRY_PREFIX):
+            # More changes may follow.
+            return None
         for other in later:
             if other.folder not in self._foreseen and self._find_plain(other) is not None:
                 self._foreseen[other.folder] = self._adapt_to_plain(other)

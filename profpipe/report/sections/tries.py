@@ -19,6 +19,8 @@ from profpipe.results.schema import Verdict
 
 #: Paths that a sentence names; more are counted.
 _MOST_PATHS: Final = 3
+#: The share of a process by which a change makes its start longer, from which on the page says so.
+_LONGER_START: Final = 0.5
 _SCREENED: Final = "Screened in single processes: a change alone has no verdict."
 
 
@@ -65,7 +67,7 @@ def _answer(findings: PairFindings, settings: PairsEntry, tried: TryEntry) -> st
     interval = f" (99 %: {ratio(low)} to {ratio(high)})" if low and high else ""
     together = ", measured together" if len(chosen) > 1 else ""
     if case.verdict is Verdict.FASTER:
-        return f"{ratio(1 / case.judgement.ratio)} faster with {count}{together}{interval}: {names}."
+        return f"Steps are {ratio(1 / case.judgement.ratio)} faster with {count}{together}{interval}: {names}."
     gain = ratio(1 / case.judgement.ratio)
     return f"No change makes the program faster for certain: {names}{together} gave {gain}{interval}."
 
@@ -104,6 +106,9 @@ def _facts(findings: PairFindings, run: Manifest, settings: PairsEntry, tried: T
         if findings.is_complete and case.verdict is Verdict.INCONCLUSIVE and settings.pairs >= FEWEST_PAIRS:
             offer = f"{environment.command_on(run, 'resume')} --more {settings.more + pair_blocks.OFFERED}"
             yield fill("To measure it in up to {} more pairs: {}.", str(pair_blocks.OFFERED), doc.Code(offer))
+    if case is not None and tried.steps:
+        yield f"Each process ended after {tried.steps} steps. What comes later, such as an evaluation, is not measured."
+    yield from _start_up(tried)
     if tried.unchanged.reason:
         advice = "so smaller gains are not found. Stop what else runs on the machine, or try again."
         yield f"Without a change {tried.unchanged.reason}, {advice}"
@@ -112,6 +117,16 @@ def _facts(findings: PairFindings, run: Manifest, settings: PairsEntry, tried: T
     if tried.written:
         paths = doc.join([doc.Code(path) for path in tried.written], most=_MOST_PATHS)
         yield fill("The program writes outside of its folder, in each process anew: {}.", paths)
+
+
+def _start_up(tried: TryEntry) -> Iterator[doc.Text]:
+    """Yield by how much a chosen change makes the first process longer, and after how many steps that is repaid."""
+    for change in _find_chosen(tried):
+        longer_s = (change.seconds or 0.0) - (tried.unchanged.seconds or 0.0)
+        saved_ns = (tried.unchanged.ns or 0.0) - (change.ns or 0.0)
+        if saved_ns > 0 and longer_s > _LONGER_START * (tried.unchanged.seconds or 0.0):
+            repaid = f"About {1e9 * longer_s / saved_ns:,.0f} steps repay that."
+            yield fill(f"With {{}} the first process takes {longer_s:.0f} s longer. {repaid}", doc.Code(change.name))
 
 
 def changes(tried: TryEntry) -> doc.Section:
@@ -126,7 +141,7 @@ def changes(tried: TryEntry) -> doc.Section:
         (doc.number("step", "step", unit), lambda row: row.ns),
         (doc.number("gain", "times as fast", RATIO), lambda row: base.ns / row.ns if row.ns and base.ns else None),
         (doc.count("processes"), lambda row: row.processes or None),
-        (doc.number("seconds", "a process, s"), lambda row: row.seconds),
+        (doc.number("seconds", "longest process, s"), lambda row: row.seconds),
         (doc.number("memory", "peak memory", memory), lambda row: row.peak_bytes),
         (doc.number("energy", "J a step"), lambda row: row.joules),
         (doc.words("loss", "compared with unchanged"), lambda row: row.loss),
