@@ -32,7 +32,7 @@ def parse(path: Path) -> schema.Tables:
         others_ns = float(content.get("others_ns", 0.0))
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise UnreadableFile(path, f"is cut or damaged ({error!r})", "Run the program again.") from error
-    note = f"other threads used {others_ns / 1e9:.3g} s of CPU time: only the main thread was sampled."
+    note = "other threads used the CPU too, and only the main thread was sampled."
     kernels = kernel_classes.annotate(schema.frame(schema.KERNELS, rows))
     notes = (note,) if others_ns > _LEAST_OTHERS * kernels["total_ns"].sum() else ()
     origin = schema.Origin(

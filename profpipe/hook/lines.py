@@ -45,8 +45,8 @@ class LineSampler:
         self._thread.join(1.0)
         if self._pid == os.getpid() and self._samples:
             rows = [[self._places.names.get(number, ""), *row] for number, row in self._samples.items()]
-            # The main thread ends the process.
-            others_ns = time.process_time_ns() - time.thread_time_ns()
+            is_main = threading.current_thread() is threading.main_thread()
+            others_ns = time.process_time_ns() - time.thread_time_ns() if is_main else 0
             content = {"profpipe": "lines", "lines": rows, "others_ns": others_ns}
             record.write_whole(self._path, json.dumps(content).encode())
 

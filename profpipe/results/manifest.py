@@ -256,7 +256,7 @@ class TriedChange:
     place: str = ""
     alters_numerics: bool = False
     processes: int = 0
-    #: Of the longest process, its start and its compilation included.
+    #: Of the first process, its start and its compilation included.
     seconds: float | None = None
     ns: float | None = None
     peak_bytes: float | None = None
@@ -269,7 +269,7 @@ class TriedChange:
 class TryEntry:
     """The settings of `profpipe try`, and what it found before the pairs: ``unchanged`` is the program as it is.
 
-    Each process ends after ``steps``, 0 where they are unknown.
+    profpipe ends a process after ``steps``; 0 where the program comes to its end.
     ``parts`` are the shares of a step under a profiler: kernel classes, causes of waits and ``idle``. ``written`` are
     files that the program writes outside of its folder. ``harm``: why the combination is refused after its pairs.
     """

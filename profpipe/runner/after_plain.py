@@ -49,9 +49,10 @@ def adapt(job: Job, plain: Job, failure: str, seconds: float, ended_well: bool =
 def _shorten_warmup(job: Job, plain: Job) -> Job:
     """Return ``job`` so that half of the steps of a short program are recorded, where the user gives no warm-up."""
     steps, made = job.settings.steps, artifacts.count_steps(plain)
-    if steps.forward or "warmup" in steps.model_fields_set or not 0 < made < 2 * steps.warmup:
+    wanted = 1 if job.profiler == "ncu" else steps.measure
+    if steps.forward or steps.stop or "warmup" in steps.model_fields_set or made >= steps.warmup + wanted:
         return job
-    return job.change_settings(steps=steps.model_copy(update={"warmup": made // 2}))
+    return job.change_settings(steps=steps.model_copy(update={"warmup": min(steps.warmup, max(made // 2, 1))}))
 
 
 def _record_fewer(job: Job, plain: Job) -> Job:

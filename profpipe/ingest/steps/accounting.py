@@ -22,11 +22,11 @@ _NORMAL: Final = 1.4826
 _LEAST_DEVIATION: Final = 0.01
 #: So many outliers are exceptions, or this share of the steps. More that differ by half of the median are a second kind
 #: of step, such as every fourth one that waits for one of four workers of a data loader: then only those are left out
-#: that are further from the median than ten of it, such as an evaluation.
+#: that take ten times the median, such as an evaluation.
 _MOST_OUTLIERS: Final = 2
 _LARGEST_SHARE: Final = 0.1
 _OTHER_KIND: Final = 0.5
-_FAR: Final = 10.0
+_FAR: Final = 9.0
 #: The deviation of fewer steps says little: an outlier is one that differs by half of the median.
 _FEWEST_OF_DEVIATION: Final = 6
 #: A warm-up of a larger share of the steps has to stand out from the spread of all of them.

@@ -398,10 +398,16 @@ def _count_winners(shapes: Sequence[Shape], clear: Mapping[str, Sequence[Shape]]
         # A lead over the baseline contradicts a tie with it.
         is_ahead = not any(case.is_baseline for shape in tied if shape.win for case in shape.win.tied)
         lead = fill(" ({})", _leads(tied, is_named=True)) if is_ahead and all(map(_has_speedup, tied)) else ""
-        named = fill(f"{{}} are tied in {len(tied)}", tied_names(tied[0].win, len(tied[0].timed)))
+        named = fill(f"{{}} are tied in {len(tied)}", tied_names(tied[0].win, _count_cases(tied)))
         names = named if len(groups) == 1 else rest[0]
         rest[0] = fill("{}{}", names, lead)
     return fill("{}{}.", doc.join(winners), fill("; {}", doc.join(rest)) if rest else "")
+
+
+def _count_cases(shapes: Sequence[Shape]) -> int:
+    """Return how many cases a shape has; 0 where they differ."""
+    first, *others = {len(shape.timed) for shape in shapes}
+    return 0 if others else first
 
 
 def _group_by_variant(shapes: Iterable[Shape], verdict: WinVerdict) -> dict[str, list[Shape]]:
@@ -471,9 +477,10 @@ def _ties(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
     ordered = sorted(groups.values(), key=lambda group: -len(group))
     named = ordered if len(ordered) <= _MOST_NAMED + 1 else ordered[:_MOST_NAMED]
     for group in named:
-        (shape, win), place = group[0], where([shape for shape, _ in group], len(shapes))
+        tied = [shape for shape, _ in group]
+        place = where(tied, len(shapes))
         comma = "," if "," in place else ""
-        yield fill(f"{{}}{comma} {{}} are tied.", capitalise(place), tied_names(win, len(shape.timed)))
+        yield fill(f"{{}}{comma} {{}} are tied.", capitalise(place), tied_names(group[0][1], _count_cases(tied)))
     if others := ordered[len(named) :]:
         yield f"{len(others)} other groups are tied in {sum(map(len, others))} shapes."
 

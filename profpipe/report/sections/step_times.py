@@ -450,7 +450,7 @@ def outliers(workload: WorkloadFindings) -> doc.Section:
     rows = [
         (case, case_steps, outlier)
         for case, case_steps in _list_case_steps(workload)
-        for outlier in case_steps.outliers
+        for outlier in (case_steps.outliers if case.time else ())
     ]
     longest = sorted(rows, key=lambda item: item[2].wall_ns - item[2].median_ns, reverse=True)[:_MOST_OUTLIERS]
     is_lone = len(workload.cases) == 1

@@ -267,9 +267,9 @@ def whole_program(case_steps: CaseSteps, profiler: str) -> Iterator[doc.Text]:
     if case_steps.part_ns:
         whole, ns = case_steps.times[profiler].ns, case_steps.stride * case_steps.part_ns
         unit = step_unit([whole])
-        each = duration(case_steps.part_ns, step_unit([case_steps.part_ns]))
-        said = f"An iteration holds {case_steps.stride} steps of the optimizer, {{}} ({{}} each), and {{}}"
-        yield fill(f"{said} of other work before them.", duration(ns, unit), each, duration(max(whole - ns, 0.0), unit))
+        step = duration(case_steps.part_ns, step_unit([case_steps.part_ns]))
+        said = f"An iteration holds {case_steps.stride} steps of the optimizer, {{}} ({{}} a step), and {{}}"
+        yield fill(f"{said} of other work before them.", duration(ns, unit), step, duration(max(whole - ns, 0.0), unit))
     if request is not None:
         ns, number, calls = request
         decodes = case_steps.decodes and calls[case_steps.module][0] >= _FEWEST_TOKENS

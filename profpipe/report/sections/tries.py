@@ -106,9 +106,8 @@ def _facts(findings: PairFindings, run: Manifest, settings: PairsEntry, tried: T
         if findings.is_complete and case.verdict is Verdict.INCONCLUSIVE and settings.pairs >= FEWEST_PAIRS:
             offer = f"{environment.command_on(run, 'resume')} --more {settings.more + pair_blocks.OFFERED}"
             yield fill("To measure it in up to {} more pairs: {}.", str(pair_blocks.OFFERED), doc.Code(offer))
-    if case is not None and tried.steps:
-        yield f"Each process ended after {tried.steps} steps. What comes later, such as an evaluation, is not measured."
-    yield from _start_up(tried)
+    if case is not None:
+        yield from list_limits(tried, case.verdict)
     if tried.unchanged.reason:
         advice = "so smaller gains are not found. Stop what else runs on the machine, or try again."
         yield f"Without a change {tried.unchanged.reason}, {advice}"
@@ -119,13 +118,16 @@ def _facts(findings: PairFindings, run: Manifest, settings: PairsEntry, tried: T
         yield fill("The program writes outside of its folder, in each process anew: {}.", paths)
 
 
-def _start_up(tried: TryEntry) -> Iterator[doc.Text]:
-    """Yield by how much a chosen change makes the first process longer, and after how many steps that is repaid."""
-    for change in _find_chosen(tried):
+def list_limits(tried: TryEntry, verdict: Verdict | None) -> Iterator[doc.Text]:
+    """Yield after how many steps the processes ended, and how many steps repay a start that a change makes longer."""
+    if tried.steps:
+        yield f"Each process ended after {tried.steps} steps. What comes later, such as an evaluation, is not measured."
+    for change in _find_chosen(tried) if verdict is Verdict.FASTER and not tried.harm else ():
         longer_s = (change.seconds or 0.0) - (tried.unchanged.seconds or 0.0)
         saved_ns = (tried.unchanged.ns or 0.0) - (change.ns or 0.0)
         if saved_ns > 0 and longer_s > _LONGER_START * (tried.unchanged.seconds or 0.0):
-            repaid = f"About {1e9 * longer_s / saved_ns:,.0f} steps repay that."
+            # The first process has saved time in its steps.
+            repaid = f"About {1e9 * longer_s / saved_ns + tried.steps:,.0f} steps repay that."
             yield fill(f"With {{}} the first process takes {longer_s:.0f} s longer. {repaid}", doc.Code(change.name))
 
 
@@ -141,7 +143,7 @@ def changes(tried: TryEntry) -> doc.Section:
         (doc.number("step", "step", unit), lambda row: row.ns),
         (doc.number("gain", "times as fast", RATIO), lambda row: base.ns / row.ns if row.ns and base.ns else None),
         (doc.count("processes"), lambda row: row.processes or None),
-        (doc.number("seconds", "longest process, s"), lambda row: row.seconds),
+        (doc.number("seconds", "first process, s"), lambda row: row.seconds),
         (doc.number("memory", "peak memory", memory), lambda row: row.peak_bytes),
         (doc.number("energy", "J a step"), lambda row: row.joules),
         (doc.words("loss", "compared with unchanged"), lambda row: row.loss),

@@ -86,20 +86,28 @@ _RECORD: Mapping[str, doc.Text] = {
 
 
 def _list(workload: WorkloadFindings, case: CaseResult) -> tuple[CaseSteps, tuple[Wait, ...], float] | None:
-    """Return the steps of a case, the causes and ns of the step that they divide; None where none is recorded.
-
-    On a CPU host code is left out where what the profiler adds may be half of it.
-    """
+    """Return the steps of a case, the causes and ns of the step that they divide; None where none is recorded."""
     case_steps = workload.steps.of(case.id)
     waits = find_waits(workload, case_steps) if case_steps else ()
     if case_steps is None or not waits:
         return None
-    parts, step_ns = case_steps.parts_without_profiler, sum(wait.idle_ns for wait in waits)
-    if case_steps.is_on_gpu:
-        return case_steps, waits, parts.wall_ns if parts else step_ns
-    added_ns = step_ns - case.time.ns if case.time else 0.0
-    if 2 * added_ns >= sum(wait.idle_ns for wait in waits if wait.name == HOST_CODE) > 0:
-        waits = tuple(wait for wait in waits if wait.name != HOST_CODE)
+    parts = case_steps.parts_without_profiler
+    return case_steps, waits, parts.wall_ns if parts and case_steps.is_on_gpu else sum(wait.idle_ns for wait in waits)
+
+
+def _list_certain(workload: WorkloadFindings, case: CaseResult) -> tuple[CaseSteps, tuple[Wait, ...], float] | None:
+    """Return the same for the first screen: on a CPU without host code of which half may be the profiler's.
+
+    The profiler works between two operators, so a line without operators keeps its host code.
+    """
+    listed = _list(workload, case)
+    if listed is None or listed[0].is_on_gpu or case.time is None:
+        return listed
+    case_steps, waits, step_ns = listed
+    code_ns = sum(wait.idle_ns for wait in waits if wait.name == HOST_CODE)
+    if 2 * (step_ns - case.time.ns) >= code_ns:
+        lines = {"", *(place for wait in waits if wait.name == OPERATORS for place, _ in wait.places)}
+        waits = tuple(wait for wait in waits if wait.name != HOST_CODE or _line(wait) not in lines)
     return (case_steps, waits, step_ns) if waits else None
 
 
@@ -107,7 +115,7 @@ def _name(wait: Wait) -> doc.Text:
     """Return ``the garbage collection (generation 2; train.py:41)``."""
     chosen, how = _choose_places(wait)
     places: list[doc.Text] = [doc.Code(place) for place, _ in chosen]
-    if places and len(wait.places) > len(places):
+    if places and sum(ns for _, ns in chosen) <= _NEARLY_ALL * max(wait.idle_ns, wait.hidden_ns):
         places[0] = fill(f"{how} {{}}", places[0])
     what = _NAMES.get(wait.name, wait.name)
     about = [wait.detail, *places] if wait.detail else places
@@ -116,7 +124,7 @@ def _name(wait: Wait) -> doc.Text:
 
 def headline(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     """Return the sentence on the largest cause; empty where it is a small part of the step."""
-    listed = _list(workload, case)
+    listed = _list_certain(workload, case)
     if listed is None or listed[0].has_unplaced_overhead:
         return ""
     case_steps, waits, step_ns = listed
@@ -141,7 +149,7 @@ def headline(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
 
 
 def _is_alike(case: CaseResult, recorded_ns: float) -> bool:
-    """Return whether a recorded step takes about as long as those without the profiler."""
+    """Return whether a recorded step takes about as long as the step of the headline."""
     return case.time is None or abs(case.time.ns - recorded_ns) <= _OTHER_STEPS * recorded_ns
 
 
@@ -155,7 +163,7 @@ def explain_idle(workload: WorkloadFindings, case: CaseResult, idle_ns: float) -
 
 def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
     """Yield the largest causes with what one could gain and what to do, and what would record others."""
-    listed = _list(workload, case)
+    listed = _list_certain(workload, case)
     if listed is not None and listed[0].has_unplaced_overhead:
         return
     if listed is not None:
