@@ -430,7 +430,7 @@ def test_a_program_that_catches_systemexit_is_ended_too(tmp_path):
 @pytest.mark.usefixtures("stub_torch")
 def test_an_end_that_nobody_asked_for_does_not_wait_for_child_processes(tmp_path, is_chosen, is_ended):
     child = """
-import multiprocessing, time
+import multiprocessing, time, torch  # an import may take as long as the child lives
 child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(3,))
 child.start()
 """
