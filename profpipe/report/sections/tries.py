@@ -45,7 +45,7 @@ def _judged(findings: PairFindings) -> Change | None:
 
 def _answer(findings: PairFindings, settings: PairsEntry, tried: TryEntry) -> str:
     case, chosen = _judged(findings), _find_chosen(tried)
-    names, count = " and ".join(change.name for change in chosen), plural(len(chosen), "change")
+    names, count = doc.plain(doc.join([c.name for c in chosen], last=" and ")), plural(len(chosen), "change")
     if not chosen:
         measured = any(change.ns for change in tried.changes)
         refused = [c for c in tried.changes if c.outcome is TryOutcome.REFUSED and c.ns and tried.unchanged.ns]
