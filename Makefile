@@ -39,7 +39,7 @@ test-ci: setup
 
 # What CI leaves out: the tests marked exhaustive, those with a stub of torch with the real one, and the long suites.
 nightly: setup
-	PROFPIPE_REAL_TORCH=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) -o faulthandler_timeout=3600 -m exhaustive
+	PROFPIPE_REAL_TORCH=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) -m exhaustive
 	@$(MAKE) --no-print-directory fuzz FUZZ_S=$(or $(FUZZ_S),600)
 	@$(MAKE) --no-print-directory chaos
 

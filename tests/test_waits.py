@@ -165,23 +165,11 @@ def test_the_page_says_what_a_step_spends_and_what_that_step_could_gain(
     )
     of = rf"Garbage collection at {place}: (\S+) ms of the (\S+) ms of a step under the profiler\.(.*) Keep gc\.collect"
     wait, step, gain = re.findall(of, page)[0]
-    # On a busy machine a step under the profiler takes another time than one without, and no gain is promised.
+    # On a busy machine the steps are uneven: then the page names the recorded step, and promises no gain.
+    assert bool(gain) == ("Under the profiler a step spends" in page) != ("a recorded step of" in page)
     if gain:
         said = re.fullmatch(r" Without it that step would be (\S+) times as fast, the rest unchanged\.", gain)
         assert said and float(said[1]) == pytest.approx(float(step) / (float(step) - float(wait)), rel=0.02)
-
-
-def test_where_a_recorded_step_takes_another_time_the_page_says_so_and_promises_no_gain(
-    planted: tuple[Path, dict[str, list[float]]], tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(planted[0], run)
-    metrics = pd.read_parquet(run / "metrics.parquet")
-    metrics.loc[metrics["metric"] == "step_time", ["value", "ci_low", "ci_high"]] *= 3
-    metrics.to_parquet(run / "metrics.parquet")
-    profpipe(tmp_path, "report", "run")
-    page = (run / "SUMMARY.md").read_text(encoding="utf-8")
-    assert re.search(r"Under the profiler a recorded step of \S+ ms spends ", page) and "times as fast" not in page
 
 
 WORK = """
@@ -201,11 +189,20 @@ for step in range(30):
 def test_code_between_operators_is_not_taken_for_code_that_stands_alone(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(WORK, encoding="utf-8")
     shown = " ".join(profpipe(tmp_path, "run", "-p", "torch", "--", sys.executable, "train.py").split())
-    headline = shown.partition(" spends ")[2].partition(". - ")[0]
+    begin = r"Under the profiler a (?:step|recorded step of \S+ ms) spends "
+    headline = re.split(begin, shown)[1].partition(". - ")[0]
     # Beside a busy machine the operators may be a smaller part than a headline names.
     assert "% in host code (train.py:10)" in headline
     assert "Host code at train.py:10: " in shown and "Host code between operators at train.py:7: " in shown
     assert "Use fewer and larger operators, or torch.compile." in shown
+    # Where a step takes half of the time without the profiler, the code between operators may be the profiler's.
+    run = tmp_path / "out" / "latest"
+    metrics = pd.read_parquet(run / "metrics.parquet")
+    metrics.loc[metrics["metric"] == "step_time", ["value", "ci_low", "ci_high"]] *= 0.5
+    metrics.to_parquet(run / "metrics.parquet")
+    shown = " ".join(profpipe(tmp_path, "report", str(run)).split())
+    assert "Host code at train.py:10: " in shown and "Host code between operators" not in shown
+    assert "Under the profiler a recorded step of " in shown and " times as fast" not in shown
 
 
 def test_the_causes_add_up_to_the_steps(planted: tuple[Path, dict[str, list[float]]]) -> None:
@@ -214,7 +211,7 @@ def test_the_causes_add_up_to_the_steps(planted: tuple[Path, dict[str, list[floa
     waits = metrics.loc[metrics["metric"] == "step_wait_idle", "value"].sum()
     assert waits == pytest.approx(steps.loc[steps["state"] == "steady", "wall_ns"].astype(float).mean(), rel=1e-9)
     summary = (run / "SUMMARY.md").read_text(encoding="utf-8")
-    assert re.search(r"Under the profiler .*step .*spends \d\d\.\d % in ", summary)
+    assert re.search(r"Under the profiler a (?:step|recorded step of \S+ ms) spends \d\d\.\d % in ", summary)
 
 
 def content(**more: object) -> dict[str, object]:

@@ -52,7 +52,7 @@ def fill_studies(
     entries: Iterable[Table | Plot], workloads: Sequence[RecordedWorkload], results_on: ResultsOn
 ) -> tuple[Study, ...]:
     """Return each entry of `tables` or `plots` whose workloads are in this run, filled."""
-    chosen = [(entry, [of for of in workloads if of.name in entry.workload or not entry.workload]) for entry in entries]
+    chosen = [(entry, [w for w in workloads if w.name in entry.workload or not entry.workload]) for entry in entries]
     return tuple(_fill(_read_request(entry, data), data, results_on) for entry, data in chosen if data)
 
 

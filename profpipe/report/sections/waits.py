@@ -54,7 +54,7 @@ _NAMES: Mapping[str, str] = {
     "MPI": "MPI",
 }
 _DEEDS: Mapping[str, str] = {
-    "DataLoader": "Load ahead: num_workers up to the free cores, persistent_workers=True, pin_memory, cheaper items.",
+    "DataLoader": "Load ahead: set num_workers (up to the free cores) and persistent_workers, or make items cheaper.",
     SYNCHRONISING: "Read results less often: keep .item(), .cpu(), print and nonzero out of the loop.",
     LAUNCHING: "Launch less: torch.compile, CUDA graphs, or fewer and larger operators.",
     HOST_CODE: (
@@ -96,7 +96,7 @@ def _list(workload: WorkloadFindings, case: CaseResult) -> tuple[CaseSteps, tupl
 
 
 def _list_certain(workload: WorkloadFindings, case: CaseResult) -> tuple[CaseSteps, tuple[Wait, ...], float] | None:
-    """Return the same for the first screen: on a CPU without host code of which half may be the profiler's.
+    """Return what `_list` returns. On a CPU leave out host code of which half may be the profiler's.
 
     The profiler works between two operators, so a line without operators keeps its host code.
     """
