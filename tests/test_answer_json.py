@@ -111,7 +111,7 @@ def test_a_second_look_answers_from_the_folder_without_pandas(ingested):
         {"file": "lm.sqlite", "parser": "nsys_sqlite", "launches": 723, "value": 18510868, "unit": "ns"}
     ]
     page = (ingested / "seen" / "SUMMARY.md").read_text()
-    assert found["lm.sqlite.time"]["sentence"] in page
+    assert found["lm.sqlite.time"]["sentence"] in page.replace("`", "")
     parts = [found[f"lm.sqlite.step.{part}"]["value"] for part in ("compute", "copy", "idle")]
     assert sum(parts) == pytest.approx(found["lm.sqlite.step"]["value"], rel=1e-5)
 

@@ -278,9 +278,30 @@ def test_idle_time_has_the_cause_that_the_host_shows(tmp_path):
     export.call(540, 550, 4)
     export.kernel(750, 800, 4)
     step = parsed(export.write_sqlite(tmp_path / "x.sqlite")).steps.iloc[0]
-    # What remains of a gap after the launch call has another cause.
-    assert [step[part] for part in IDLE] == [40, 20, 190]
+    assert [step[part] for part in IDLE] == [100, 100, 50]
     assert (step["wall_ns"], step["idle_ns"]) == (600, 250)
+
+
+@pytest.mark.parametrize(
+    ("returned", "begun", "late"),
+    [
+        # An idle GPU begins a kernel some us after its launch, which waits for nothing else.
+        (41_000, 48_000, 18_000),
+        # A launch of a graph takes long itself.
+        (440_000, 450_000, 420_000),
+        # The rest of a longer wait has another cause, such as another stream.
+        (41_000, 5_000_000, 31_000),
+    ],
+)
+def test_a_gap_is_late_until_an_idle_gpu_has_begun_what_was_launched(tmp_path, returned, begun, late):
+    export = Export()
+    export.range(100, 40_500, f"{STEP_PREFIX}marker:0")
+    export.call(100, 110, 1)
+    export.kernel(200, 30_000, 1)
+    export.call(40_000, returned, 2)
+    export.kernel(begun, begun + 1000, 2)
+    step = parsed(export.write_sqlite(tmp_path / "x.sqlite")).steps.iloc[0]
+    assert [step[part] for part in IDLE] == [late, 0, begun - 30_000 - late]
 
 
 def test_idle_time_before_a_launch_that_is_not_recorded_has_no_cause(tmp_path):
@@ -317,7 +338,7 @@ def test_a_call_that_waits_is_known_by_its_name(tmp_path, name, waits):
     export.call(320, 330, 2)
     export.kernel(400, 500, 2)
     step = parsed(export.write_sqlite(tmp_path / "x.sqlite")).steps.iloc[0]
-    assert (step["idle_blocked_ns"], step["idle_launch_ns"]) == ((20, 0) if waits else (0, 20))
+    assert (step["idle_blocked_ns"], step["idle_launch_ns"]) == ((100, 0) if waits else (0, 100))
 
 
 # --- ranges ----------------------------------------------------------------------------------------------------------
@@ -736,8 +757,7 @@ def test_an_outlier_tells_what_it_has_over_the_others(tmp_path):
     assert tables.steps.set_index("step").loc[[7, 9], "state"].tolist() == ["outlier", "outlier"]
     numbers = metrics(tables)
     own = {name: value for (name, subject), value in numbers.items() if subject == "rank 0 step 7"}
-    idle = {"step_outlier_idle_launch": 10, "step_outlier_idle_other": 10}
-    assert own == {"step_outlier_kernels": 400, "step_outlier_other_kernels": 100, **idle}
+    assert own == {"step_outlier_kernels": 400, "step_outlier_other_kernels": 100, "step_outlier_idle_launch": 20}
     assert numbers["step_outlier_idle_launch", "rank 0 step 9"] == 1000
     assert numbers["step_kernel_time", "a"] == 100 and numbers["step_launches", "b"] == 1
     assert ("step_kernel_time", "rare") not in numbers
@@ -815,7 +835,7 @@ def test_devices_of_one_process_are_one_rank_and_share_its_steps(tmp_path):
     assert numbers["step_time", ""] == 1000 and ("step_time", "rank 0") not in numbers
     # A kernel of one of the two devices counts half.
     assert (numbers["step_kernel_time", "k0"], numbers["step_kernel_time", "k1"]) == (150, 50)
-    assert numbers["step_outlier_idle_other", "rank 0 device 1 step 4"] == pytest.approx(100)
+    assert numbers["step_outlier_idle_launch", "rank 0 device 1 step 4"] == pytest.approx(100)
 
 
 def test_steps_have_the_same_state_on_all_ranks_and_the_numbers_that_all_have(tmp_path):

@@ -157,12 +157,12 @@ def test_idle_time_and_calls_are_those_of_the_host(tmp_path):
         export.kernel(at + 600, at + 700, 3 * n + 3, "last")
     timeline = parsed(export.write_sqlite(tmp_path / "x.sqlite")).timeline
     rows = {(row.kind, row.name_): row for row in timeline.rename(columns={"name": "name_"}).itertuples()}
-    assert (rows["idle_blocked", ""].start_ns, rows["idle_blocked", ""].duration_ns) == (100, 60)
+    assert (rows["idle_blocked", ""].start_ns, rows["idle_blocked", ""].duration_ns) == (100, 100)
     assert rows["wait", "cudaStreamSynchronize"].duration_ns == 60
     launch = rows["launch", "last"]
     assert (launch.start_ns, launch.duration_ns, launch.thread) == (360, 10, 5)
     late = timeline[timeline["kind"] == "idle_launch"]
-    assert late["start_ns"].tolist() == [300, 500] and late["duration_ns"].tolist() == [60, 400]
+    assert late["start_ns"].tolist() == [300, 500] and late["duration_ns"].tolist() == [100, 500]
 
 
 def test_of_a_recording_without_steps_the_first_two_seconds_are_kept(tmp_path):

@@ -90,9 +90,9 @@ def test_planted_waits_of_a_trace_with_stacks_are_named_with_their_functions(tmp
         f"host code > {MODULE}": 0.85,
         f"host code > {NET}": 0.58,
         # Autograd's thread has no Python: what called backward() stands for it.
-        f"host code > {STEP}": 0.25,
-        f"launching > {STEP}": 0.36,
-        f"launching > {NET}": 0.16,
+        f"host code > {STEP}": 0.27,
+        f"launching > {STEP}": 0.40,
+        f"launching > {NET}": 0.20,
     }
     assert causes == pytest.approx(expected, rel=0.05)
     assert f"For 4.18 ms of it the GPU waits for the DataLoader ({MODULE})." in shown
@@ -104,8 +104,8 @@ def test_without_stacks_the_operators_and_ranges_are_the_places(tmp_path: Path) 
     planted = [event for event in PLANTED if event[0] != "python_function"]
     write_trace(tmp_path / "trace.json", planted, LAUNCHES)
     causes, shown = read_causes(tmp_path, "trace.json")
-    expected = {"launching > AddmmBackward0": 0.36, "launching > aten::linear": 0.16, "compilation": 1.5,
-                "host code > AddmmBackward0": 0.1, "host code > aten::linear": 0.18, "DataLoader": 4.18,
+    expected = {"launching > AddmmBackward0": 0.40, "launching > aten::linear": 0.20, "compilation": 1.5,
+                "host code > AddmmBackward0": 0.12, "host code > aten::linear": 0.2, "DataLoader": 4.18,
                 "memory allocation (cudaMalloc)": 1.0}  # fmt: skip
     assert {cause: causes[cause] for cause in expected} == pytest.approx(expected, rel=0.05)
     # preprocess, save, collect and the rest of the Python code.
@@ -238,7 +238,7 @@ def test_real_recordings_of_others_have_the_causes_that_their_events_add_up_to(
     bert = "torch_trace/AMD-AGI__TraceLens/h100_gaunernst_bert-small-uncased__1016001.json.gz"
     causes, _ = read_causes(tmp_path, shared_data / bert)
     model = "transformers/models/bert/modeling_bert.py"
-    assert causes[f"launching > {model}:364 forward"] == pytest.approx(0.7627, rel=1e-3)
+    assert causes[f"launching > {model}:364 forward"] == pytest.approx(0.8843, rel=1e-3)
     assert causes[f"host code > {model}:181 forward"] == pytest.approx(0.1902, rel=1e-3)
     saxpy = "nsys/hpcgroup__pipit/saxpy-mpi-cuda_nsys_perlmutter0.sqlite"
     causes, _ = read_causes(tmp_path, shared_data / saxpy)
@@ -250,5 +250,5 @@ def test_real_recordings_of_others_have_the_causes_that_their_events_add_up_to(
 
 def test_a_recorded_training_step_has_its_ranges_as_places(tmp_path: Path, root: Path) -> None:
     causes, _ = read_causes(tmp_path, root / "tests" / "data" / "nsys-2025.3.1" / "training" / "lm_eager.sqlite")
-    assert causes["host code > optimizer"] == pytest.approx(0.4214, rel=1e-3)
+    assert causes["host code > optimizer"] == pytest.approx(0.4446, rel=1e-3)
     assert {cause.partition(" > ")[0] for cause, ms in causes.items() if ms > 0.078} == {"launching", "host code"}

@@ -334,7 +334,7 @@ STEPS: Final = _table(
     communication_ns       Float64 part in which communication runs and nothing computes: exposed
     copy_ns                Float64 part in which only copies and sets run: exposed
     idle_ns                Float64 part in which nothing runs; the four parts add up to `wall_ns`
-    idle_launch_ns         Float64 part of `idle_ns` before launches that the host made too late
+    idle_launch_ns         Float64 part of `idle_ns` before what the host launched too late
     idle_blocked_ns        Float64 part of `idle_ns` that began while the host waited for the GPU
     idle_other_ns          Float64 rest of `idle_ns`: dependencies, waits of streams, or not recorded
     communication_total_ns Float64 time in which communication runs, computation beside it or not

@@ -128,7 +128,9 @@ class Excerpts:
             end = int(np.partition(line.start[near], window.most)[window.most])
             near = near[line.start[near] <= end]
         part = Timeline(*(getattr(line, column.name)[near] for column in fields(Timeline)))
-        opened, closed, cause, _ = gaps(part, Union(part.start, part.end), self.waiting(place["process"]))
+        opened, closed, cause, _ = gaps(
+            self._operations, part, Union(part.start, part.end), self.waiting(place["process"])
+        )
         if len(part.end) and (last := int(part.end.max())) < end:
             # The last step of the recording: the host launched nothing more in it.
             opened, closed, cause = np.append(opened, last), np.append(closed, end), np.append(cause, 1)

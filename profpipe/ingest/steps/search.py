@@ -77,7 +77,9 @@ def find(
         checks += [{"device": -1, **check, "process": process} for check in uncovered]
         waiting = shown.waiting(process)
         by_device = {
-            device: accounting.account(line, chosen, waiting, origin) for device, line in lines.items() if chosen
+            device: accounting.account(operations, line, chosen, waiting, origin)
+            for device, line in lines.items()
+            if chosen
         }
         outside = [
             {**check, "process": process, "device": device}
@@ -114,7 +116,9 @@ def find(
     for (process, device), line in whole:
         if (process, device) not in accounted:
             place = {"process": process, "device": device}
-            parts = accounting.account(line, windows.everything(line.launched), shown.waiting(process), origin)
+            parts = accounting.account(
+                operations, line, windows.everything(line.launched), shown.waiting(process), origin
+            )
             step_figures += [{**figure, **place} for figure in figures.measure_recording(parts)]
             shown.add(line, excerpt.choose_beginning(line, origin), **place)
     if with_cases:
@@ -176,7 +180,7 @@ def _find_causes(
     is_whole = until <= last
     is_single = not is_whole.any()
     spans = (begin, np.maximum(until, ended)) if is_single else (begin[is_whole], until[is_whole])
-    start, end, cause, following = accounting.gaps(line, Union(line.start, line.end), waiting)
+    start, end, cause, following = accounting.gaps(operations, line, Union(line.start, line.end), waiting)
     wanted = np.flatnonzero((cause > 0) & (host.find_span(*spans, start) >= 0))
     _, thread = operations.read_calls(line.rows[following[wanted]])
     _, launching = operations.read_calls(line.rows)
