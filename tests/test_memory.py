@@ -466,7 +466,7 @@ def test_two_batches_say_which_is_the_largest_that_fits(tmp_path):
     assert "The highest peak of memory is 237.4 MiB" in printed
     assert "that fits" not in printed
     program = f"import sys\nsys.argv[1] = {{'4': 'gpt_b4', '8': 'gpt'}}[sys.argv[1]]\n{STAND_IN}"
-    _, printed, _ = run(tmp_path, program, "-p", "memory", "--set", "batch=4,8", snapshot="{batch}")
+    _, printed, out = run(tmp_path, program, "-p", "memory", "--set", "batch=4,8", snapshot="{batch}")
     # Of 4 GiB others hold 2.
     assert (
         "The largest batch that fits is 96 to 191: 117.6 MiB do not grow with it, and one more takes 15.0 MiB"
@@ -475,6 +475,9 @@ def test_two_batches_say_which_is_the_largest_that_fits(tmp_path):
     assert "(temporary tensors 10.0 MiB, activations 3790 KiB and gradients 1255 KiB)" in printed
     peak = "The highest peak of memory is 237.4 MiB, in the backward pass (batch=8): cuBLAS workspaces hold 27.0 %"
     assert peak in printed
+    # The case that the answer names comes first.
+    first, _, rest = (out / "SUMMARY.md").read_text().partition("**At the peak: 237.4 MiB")
+    assert "**At the peak" not in first and first.endswith("**`batch=8`**\n\n") and rest
 
 
 @pytest.mark.slow

@@ -172,6 +172,7 @@ def studies():
     yield "no warning: of environments only the names are kept, and values may be unlike", twice(hidden, hidden)
     other = case_row("impl=b", flags=["other_process"]) | {"workload": "sizes"}
     yield "no warning: another process", twice({}, {}, [other])
+    yield "no warning: a noisy time", twice({}, {}, [case_row("impl=b", flags=["noisy"]) | {"workload": "sizes"}])
     yield (
         "a case with unexpected kernels cannot win",
         (

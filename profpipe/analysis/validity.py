@@ -237,9 +237,9 @@ def _timed(data: RecordedWorkload) -> Iterator[tuple[str, DuplicateCase, MetricR
     setting = [declared.script, declared.processes, declared.timing.mode, data.name if declared.env else ""]
     for case, params in data.params.items():
         time = index.numbers.get((case, "plain", ""), {}).get("time")
-        # A time that includes other work says nothing about the other workload's time.
-        is_shared = Flag.OTHER_PROCESS in index.flags.get((case, "plain"), ()) or has_waited(index, case)
-        if time is not None and time.value > 0 and not is_shared:
+        # A time that includes other work, or that scatters, says nothing about the other workload's time.
+        is_doubtful = not {Flag.OTHER_PROCESS, Flag.NOISY}.isdisjoint(index.flags.get((case, "plain"), ()))
+        if time is not None and time.value > 0 and not is_doubtful and not has_waited(index, case):
             axes = tuple((axis, params[axis]) for axis in data.varying if axis in params)
             key = json.dumps([*setting, params], sort_keys=True, default=str)
             yield key, DuplicateCase(data.name, case, time.value, axes), time

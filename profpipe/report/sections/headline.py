@@ -112,7 +112,7 @@ def answer(workload: WorkloadFindings) -> doc.Text:
     if not _has_comparison(workload):
         # The remarks on a single program follow its answer.
         peak = memory.name_peak(workload) if len(workload.cases) > 1 else ()
-        return doc.join([_plain_times(workload), *peak], separator=" ", last=" ")
+        return doc.join([*peak, _plain_times(workload)], separator=" ", last=" ")
     is_wall = workload.timed_quantity == "wall"
     if is_wall and all(case.time.n == 1 for case in workload.cases if case.time):
         advice = "{} One process of each case names no winner; {} starts five of each."

@@ -148,12 +148,20 @@ def compare_peaks(parts: pd.DataFrame) -> Iterator[doc.Block]:
 
 
 def memory(workload: WorkloadFindings) -> doc.Section:
-    """Return what holds the memory of the first case in full, of others folded; empty where none was recorded."""
-    memories = sorted(_memories(workload), key=lambda memory: memory.at("failure").empty)
+    """Return what holds the memory of a failed case or at the highest peak, of others folded; empty without memory."""
+    memories = sorted(
+        _memories(workload), key=lambda memory: (memory.at("failure").empty, -memory.sum_parts("peak").sum())
+    )
     texts = {case.id: case_text(case) for case in workload.cases}
     first = (block for of_case in memories[:1] for block in (*_tables(of_case), _draw(workload, of_case)))
     passes = _compare_passes(memories, texts)
-    blocks = [*first, passes, *(doc.Details(texts[of_case.case], _tables(of_case)) for of_case in memories[1:_CASES])]
+    name = [doc.Paragraph(doc.Strong(texts[of_case.case])) for of_case in memories[:1] if len(memories) > 1]
+    blocks = [
+        *name,
+        *first,
+        passes,
+        *(doc.Details(texts[of_case.case], _tables(of_case)) for of_case in memories[1:_CASES]),
+    ]
     note = "The parts in use add up to what torch's allocator gave out. A line is that of the largest block of its row."
     return doc.make_section("memory_peak", "Who holds the memory", blocks, note, workload.name)
 
