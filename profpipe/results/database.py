@@ -10,7 +10,7 @@ import os
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -184,11 +184,13 @@ def connect(out: Path) -> Iterator[Any]:
 def _check_files(path: Path) -> None:
     """Raise ConfigError where SQLite would change a file outside of the folder of the database ``path``."""
     for suffix in ("", *_COMPANIONS):
-        atomic.check_regular(path.with_name(path.name + suffix))
-    journal = path.with_name(f"{path.name}-journal")
-    if journal.exists() and journal.read_bytes().endswith(_NAMES_JOURNAL):
-        what = "names another file, which SQLite would remove: profpipe did not write it."
-        raise ConfigError(str(journal), what, f"Move it and {path.name} away.")
+        file = path.with_name(path.name + suffix)
+        # Another process may end its transaction meanwhile, which removes the journal.
+        with suppress(FileNotFoundError):
+            atomic.check_regular(file)
+            if suffix == "-journal" and file.read_bytes().endswith(_NAMES_JOURNAL):
+                what = "names another file, which SQLite would remove: profpipe did not write it."
+                raise ConfigError(str(file), what, f"Move it and {path.name} away.")
 
 
 def _prepare(database: Any, path: Path) -> None:
