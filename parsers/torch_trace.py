@@ -142,7 +142,8 @@ def _read(trace: Trace) -> events.Recording:
     if called.any() and not called.all():
         # An operation without a call ran for the process that launched most.
         process = np.where(called, process, np.bincount(process[called]).argmax())
-    returned = _ns(work["time"].fillna(0.0) + work["time_dur"].fillna(0.0))
+    # An operator around the launch may last much longer than its call.
+    returned = _ns(work["time"].fillna(0.0) + work["time_dur"].where(~work["by_operator"], 0.0).fillna(0.0))
     name, names, classes = _names(trace, work)
     given = operations.Operations(
         kind=work["kind"].map({kind: code for code, kind in enumerate(schema.KINDS)}).to_numpy(dtype=np.int64),

@@ -283,25 +283,45 @@ def test_idle_time_has_the_cause_that_the_host_shows(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("returned", "begun", "late"),
+    ("called", "returned", "begun", "late"),
     [
         # An idle GPU begins a kernel some us after its launch, which waits for nothing else.
-        (41_000, 48_000, 18_000),
-        # A launch of a graph takes long itself.
-        (440_000, 450_000, 420_000),
+        (40_000, 41_000, 48_000, 18_000),
+        # A launch of a graph takes long itself. It may begin before the GPU is idle.
+        (40_000, 440_000, 450_000, 420_000),
+        (25_000, 440_000, 450_000, 420_000),
         # The rest of a longer wait has another cause, such as another stream.
-        (41_000, 5_000_000, 31_000),
+        (40_000, 41_000, 5_000_000, 31_000),
+        # Launched in time, or a node of a graph whose launch goes on.
+        (25_000, 29_000, 48_000, 0),
+        (25_000, 60_000, 48_000, 0),
+        # Ends that are not known, or are wrong.
+        (40_000, None, 5_000_000, 30_000),
+        (40_000, 2**63 - 1, 5_000_000, 4_970_000),
+        (40_000, 39_000, 5_000_000, 30_000),
     ],
 )
-def test_a_gap_is_late_until_an_idle_gpu_has_begun_what_was_launched(tmp_path, returned, begun, late):
+def test_a_gap_is_late_until_an_idle_gpu_has_begun_what_was_launched(tmp_path, called, returned, begun, late):
     export = Export()
     export.range(100, 40_500, f"{STEP_PREFIX}marker:0")
     export.call(100, 110, 1)
     export.kernel(200, 30_000, 1)
-    export.call(40_000, returned, 2)
+    export.call(called, returned, 2)
     export.kernel(begun, begun + 1000, 2)
     step = parsed(export.write_sqlite(tmp_path / "x.sqlite")).steps.iloc[0]
     assert [step[part] for part in IDLE] == [late, 0, begun - 30_000 - late]
+
+
+def test_the_call_of_a_copy_may_wait_for_the_gpu(tmp_path):
+    export = Export()
+    export.range(100, 40_500, f"{STEP_PREFIX}marker:0")
+    export.call(100, 110, 1)
+    export.kernel(200, 30_000, 1)
+    export.call(40_000, 5_010_000, 2, name="cudaMemcpyAsync_v3020")
+    export.add("CUPTI_ACTIVITY_KIND_MEMCPY", start=5_000_000, end=5_001_000, deviceId=0, contextId=1, streamId=7,
+               correlationId=2, globalPid=1 << 48 | 1 << 24, bytes=8, copyKind=2)  # fmt: skip
+    step = parsed(export.write_sqlite(tmp_path / "x.sqlite")).steps.iloc[0]
+    assert [step[part] for part in IDLE] == [30_000, 0, 4_940_000]
 
 
 def test_idle_time_before_a_launch_that_is_not_recorded_has_no_cause(tmp_path):

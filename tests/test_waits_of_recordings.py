@@ -90,9 +90,9 @@ def test_planted_waits_of_a_trace_with_stacks_are_named_with_their_functions(tmp
         f"host code > {MODULE}": 0.85,
         f"host code > {NET}": 0.58,
         # Autograd's thread has no Python: what called backward() stands for it.
-        f"host code > {STEP}": 0.27,
+        f"host code > {STEP}": 0.25,
         f"launching > {STEP}": 0.40,
-        f"launching > {NET}": 0.20,
+        f"launching > {NET}": 0.22,
     }
     assert causes == pytest.approx(expected, rel=0.05)
     assert f"For 4.18 ms of it the GPU waits for the DataLoader ({MODULE})." in shown
@@ -100,12 +100,23 @@ def test_planted_waits_of_a_trace_with_stacks_are_named_with_their_functions(tmp
     assert "with_stack" not in shown
 
 
+def test_what_the_host_does_after_a_launch_call_keeps_no_gpu_waiting(tmp_path: Path) -> None:
+    """Each kernel begins 20 us after its launch, and memory is allocated meanwhile."""
+    launches = [(1, 1000 + 600 * i, 100) for i in range(30)]
+    planted = [PLANTED[0], *(("cuda_runtime", "cudaMalloc", 1, at + 6, 10) for _, at, _ in launches)]
+    write_trace(tmp_path / "trace.json", planted, launches)
+    causes, _ = read_causes(tmp_path, "trace.json")
+    assert causes["hidden memory allocation (cudaMalloc)"] == pytest.approx(0.3, rel=0.05)
+    assert causes["launching"] == pytest.approx(0.6, rel=0.05)
+    assert causes.get("memory allocation (cudaMalloc)", 0.0) == 0.0
+
+
 def test_without_stacks_the_operators_and_ranges_are_the_places(tmp_path: Path) -> None:
     planted = [event for event in PLANTED if event[0] != "python_function"]
     write_trace(tmp_path / "trace.json", planted, LAUNCHES)
     causes, shown = read_causes(tmp_path, "trace.json")
-    expected = {"launching > AddmmBackward0": 0.40, "launching > aten::linear": 0.20, "compilation": 1.5,
-                "host code > AddmmBackward0": 0.12, "host code > aten::linear": 0.2, "DataLoader": 4.18,
+    expected = {"launching > AddmmBackward0": 0.40, "launching > aten::linear": 0.22, "compilation": 1.5,
+                "host code > AddmmBackward0": 0.1, "host code > aten::linear": 0.18, "DataLoader": 4.18,
                 "memory allocation (cudaMalloc)": 1.0}  # fmt: skip
     assert {cause: causes[cause] for cause in expected} == pytest.approx(expected, rel=0.05)
     # preprocess, save, collect and the rest of the Python code.
@@ -250,5 +261,5 @@ def test_real_recordings_of_others_have_the_causes_that_their_events_add_up_to(
 
 def test_a_recorded_training_step_has_its_ranges_as_places(tmp_path: Path, root: Path) -> None:
     causes, _ = read_causes(tmp_path, root / "tests" / "data" / "nsys-2025.3.1" / "training" / "lm_eager.sqlite")
-    assert causes["host code > optimizer"] == pytest.approx(0.4446, rel=1e-3)
+    assert causes["host code > optimizer"] == pytest.approx(0.4214, rel=1e-3)
     assert {cause.partition(" > ")[0] for cause, ms in causes.items() if ms > 0.078} == {"launching", "host code"}

@@ -5,8 +5,8 @@ Idle time that a late launch ends is divided by what the host did meanwhile, in 
 1. a wait that has a name: of the file that the start-up hook wrote, or of the recording itself, such as a call in which
    the host waited for the GPU;
 2. what the launching thread ran, by samples of its Python stack, or by what the recording has of that thread: functions
-   of Python, ranges, operators. Between two kernels of one stretch of launches that is the ``launching`` itself; in a
-   longer gap it is ``host code``.
+   of Python, ranges, operators. Between two kernels of one stretch of launches that is the ``launching`` itself, as is
+   the time from a launch call until the GPU begins; in a longer gap it is ``host code``.
 
 The parts add up to that idle time. The rest of a wait, while queued work kept the GPU busy, is ``hidden``: without it
 the step would take as long. In a backward pass autograd's own thread launches, which has no Python stack: the samples
@@ -328,12 +328,13 @@ def causes(
     thread: Ints,
     steady: tuple[Int64s, Int64s],
     operators: Union | None = None,
+    is_launch: Bools | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield the causes of idle time as figures of a device, in ns of a steady step.
 
     ``start`` and ``end`` are the gaps that late launches end, ascending, inside steady steps; ``thread`` is the thread
-    of each such launch. ``steady`` are the begins and ends of the steady steps, ascending. Without a GPU the steps
-    themselves are divided, and ``operators`` are those of the CPU.
+    of each such launch, and ``is_launch`` says which gaps are the launch itself. ``steady`` are the begins and ends of
+    the steady steps, ascending. Without a GPU the steps themselves are divided, and ``operators`` are those of the CPU.
     """
     steps = len(steady[0])
     edges = [start, end, host.start, host.end, *(times for times, _ in host.samples.values())]
@@ -347,11 +348,12 @@ def causes(
         # Another thread runs the collective. The step waits for it only while no operator runs.
         is_collective = np.append(host.name, -1)[wait] == host.names.index(schema.COLLECTIVE)
         wait = np.where(is_collective & is_in_operator, -1, wait)
-    is_wait = wait >= 0
+    launches = np.zeros(len(begin), dtype=bool) if is_launch is None else is_launch[gap]
+    is_wait = (wait >= 0) & ~launches
     name = np.where(is_wait, np.append(host.name, 0)[wait], -1)
     place = np.where(is_wait, np.append(host.place, -1)[wait], -1)
     rest = np.bincount(gap, weights=np.where(is_wait, 0, length), minlength=len(start))
-    is_long = rest[gap] >= _LONG_NS if operators is None else ~is_in_operator
+    is_long = (rest[gap] >= _LONG_NS) & ~launches if operators is None else ~is_in_operator
     names = (*host.names, schema.HOST_CODE, schema.LAUNCHING if operators is None else schema.OPERATORS)
     name = np.where(is_wait, name, len(names) - np.where(is_long, 2, 1))
     of_thread = np.where(np.isin(thread, list(host.samples)), thread, 0)[gap]

@@ -74,10 +74,10 @@ class Operations:
     ``launched`` is when the launch call began, ``UNKNOWN`` without one. ``process`` and ``device`` are numbers that
     identify a process and its devices. ``stream`` is negative where it is unknown. ``grid`` is a number for the grid of
     a row, None where the tool records none. ``read_sizes`` returns the bytes that a row copies or sets, and
-    ``read_calls`` the ends of the launch calls of some rows and their threads, as the tool numbers them, negative where
-    they are unknown; both are called only if they are needed. ``correlation`` numbers the launch calls, and is not
-    positive where they are unknown; it is needed until the ends are corrected. ``checks`` are those of the parser
-    (``reconcile``).
+    ``read_calls`` the ends of the launch calls of some rows, not after their begins where they are unknown, and their
+    threads, as the tool numbers them, negative where they are unknown; both are called only if they are needed.
+    ``correlation`` numbers the launch calls, and is not positive where they are unknown; it is needed until the ends
+    are corrected. ``checks`` are those of the parser (``reconcile``).
     """
 
     kind: Ints
@@ -90,7 +90,7 @@ class Operations:
     stream: Ints
     correlation: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     launched: Int64s = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    read_calls: Callable[[Ints], tuple[Int64s, Ints]] = lambda rows: (rows, rows)
+    read_calls: Callable[[Ints], tuple[Int64s, Ints]] = lambda rows: (np.full(len(rows), -1), np.full(len(rows), -1))
     classes: Sequence[str] = ()
     in_case: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))
     grid: Ints | None = None

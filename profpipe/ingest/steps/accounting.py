@@ -32,8 +32,8 @@ _FEWEST_OF_DEVIATION: Final = 6
 #: A warm-up of a larger share of the steps has to stand out from the spread of all of them.
 _LONG_WARMUP: Final = 1 / 3
 
-#: An idle GPU begins what is launched within so many ns of the end of its call. Under nsys and torch
-#: on an H200, kernels begin 6 to 12 us after the begin of a call of some us, and one in a hundred after 22 us.
+#: An idle H200 begins a kernel 1 to 3 us after the end of its launch call, an MI300 14 to 19 us after it, in ns. What
+#: begins later waited for something else.
 _LATENCY: Final = 20_000
 
 #: Share of the time by which the long steps are longer, where one begins an iteration.
@@ -145,20 +145,20 @@ def gaps(
 ) -> tuple[Int64s, Int64s, Ints, Ints]:
     """Return start, end, cause and the next operation of each time in which nothing runs; ``anything`` is what runs.
 
-    A gap that a late launch ends is divided where an idle GPU has begun what was launched: ``_LATENCY`` after the call.
+    A gap that a late launch ends is divided ``_LATENCY`` after the call, when an idle GPU has begun what was launched.
     The cause before it is 1, or 2 where the host sat in a call that waits for the GPU as the gap began. After it, and
     where no call is late, the cause is 0: another one, or one that is not recorded. What was launched in time and ran
     later waited for something else.
     """
     opened, closed = anything.end[:-1], anything.start[1:]
     following = anything.firsts[1:] if anything.order is None else anything.order[anything.firsts[1:]]
-    called = np.where(timeline.is_launched[following], timeline.launched[following], opened).clip(opened, closed)
-    late, waited = called > opened, waits.contains(opened)
-    # A call itself may take longer: that of a graph, or of a copy from pageable memory.
-    slow = np.flatnonzero(late & (closed - called > _LATENCY))
-    begun = np.where(late, called + _LATENCY, called)
-    begun[slow] += np.maximum(operations.read_calls(timeline.rows[following[slow]])[0] - called[slow], 0)
-    begun = begun.clip(max=closed)
+    is_launched, launched = timeline.is_launched[following], timeline.launched[following]
+    called = np.where(is_launched, launched, opened).clip(opened, closed)
+    # The call of a graph may take long. That of a copy may wait for the GPU.
+    returned = np.where(timeline.copies[following], launched, operations.read_calls(timeline.rows[following])[0])
+    late = is_launched & ((called > opened) | (returned > opened) & (returned <= closed))
+    begun = np.where(late, (returned.clip(called, closed) + _LATENCY).clip(max=closed), called)
+    waited = waits.contains(opened)
     start, end = np.concatenate([opened[late], begun]), np.concatenate([begun[late], closed])
     cause = np.concatenate([1 + waited[late], np.zeros(len(begun), dtype=np.int64)])
     order = np.argsort(start, kind="stable")

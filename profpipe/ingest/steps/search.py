@@ -187,11 +187,15 @@ def _find_causes(
     before = [(first + max(last - ended, 0), begin[0], launching[0])] if is_single else []
     after = [(last, max(last, ended), launching[-1])] if is_single else []
     edges = [np.array(rows, dtype=np.int64).reshape(-1, 3).T for rows in (before, after)]
-    inside = start[wanted], end[wanted], np.asarray(thread)
+    # From its call on, the launch itself keeps the GPU waiting, whatever the host does then.
+    called = line.launched[following[wanted]].clip(start[wanted], end[wanted])
+    pieces = np.column_stack([start[wanted], called, called, end[wanted]]).reshape(-1, 2).T
+    inside = (*pieces, np.repeat(np.asarray(thread), 2))
     start, end, thread = (np.concatenate([edges[0][i], part, edges[1][i]]) for i, part in enumerate(inside))
+    is_launch = np.array([False] * len(before) + [False, True] * len(wanted) + [False] * len(after), dtype=bool)
     spans = (edges[0][0], spans[1]) if is_single else spans
     seen = see((start, end, thread), set(pd.unique(np.asarray(launching)).tolist())) if len(start) else None
-    return seen, list(host.causes(seen, start, end, thread, spans)) if seen else []
+    return seen, list(host.causes(seen, start, end, thread, spans, is_launch=is_launch)) if seen else []
 
 
 def _agreed_steps(accounted: Mapping[Place, Accounts]) -> pd.DataFrame:
