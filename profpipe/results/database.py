@@ -186,7 +186,7 @@ def _check_files(path: Path) -> None:
     for suffix in ("", *_COMPANIONS):
         file = path.with_name(path.name + suffix)
         # Another process may end its transaction meanwhile, which removes the journal.
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, NotADirectoryError):
             atomic.check_regular(file)
             if suffix == "-journal" and file.read_bytes().endswith(_NAMES_JOURNAL):
                 what = "names another file, which SQLite would remove: profpipe did not write it."

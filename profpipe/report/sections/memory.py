@@ -17,6 +17,8 @@ from profpipe.results.schema import FAILED, UNUSED_MEMORY
 
 #: Rows of a table, and cases that stand on the long page.
 _MOST_HOLDERS, _MOST_BLOCKS, _CASES = 14, 10, 12
+#: A row has at least this share of the memory in use; smaller ones are one row for each part.
+_LEAST_HOLDER = 0.001
 #: Parts that a sentence names, and the share of the memory in use from which something is named.
 _MOST_PARTS, _LEAST = 4, 0.01
 
@@ -154,7 +156,7 @@ def memory(workload: WorkloadFindings) -> doc.Section:
     )
     texts = {case.id: case_text(case) for case in workload.cases}
     first = (block for of_case in memories[:1] for block in (*_tables(of_case), _draw(workload, of_case)))
-    passes = _compare_passes(memories, texts)
+    passes = _compare_passes(_memories(workload), texts)
     name = [doc.Paragraph(doc.Strong(texts[of_case.case])) for of_case in memories[:1] if len(memories) > 1]
     blocks = [
         *name,
@@ -175,7 +177,8 @@ def _tables(memory: CaseMemory) -> tuple[doc.TableBlock, ...]:
     where = f" ({where}, {'the highest' if moment == 'peak' else 'one'} of {memory.places})" * (memory.places > 1)
     is_unused = rows["part"].isin(UNUSED_MEMORY)
     listed = rows[~is_unused].sort_values("bytes", ascending=False)
-    rest = listed[_MOST_HOLDERS:].groupby("part", as_index=False)[["bytes", "blocks"]].sum().assign(name="", place="")
+    holders = listed[listed["bytes"] >= _LEAST_HOLDER * total][:_MOST_HOLDERS]
+    rest = listed.drop(holders.index).groupby("part", as_index=False)[["bytes", "blocks"]].sum()
     columns: doc.Columns[Any] = [
         (doc.label("part"), lambda row: _name(row["part"])),
         (doc.number("size", "", size_unit([total])), lambda row: row["bytes"]),
@@ -184,7 +187,8 @@ def _tables(memory: CaseMemory) -> tuple[doc.TableBlock, ...]:
         (doc.words("place", "line"), lambda row: _code(row["place"])),
         (doc.count("blocks"), lambda row: row["blocks"] or ""),
     ]
-    records = pd.concat([listed[:_MOST_HOLDERS], rest, rows[is_unused]]).fillna({"blocks": 0}).to_dict("records")
+    rest = rest.assign(name="", place="").sort_values("bytes", ascending=False)
+    records = pd.concat([holders, rest, rows[is_unused]]).fillna({"blocks": 0}).to_dict("records")
     blocks = memory.at(f"{moment}_block").to_dict("records")[:_MOST_BLOCKS]
     return (
         doc.table_of(f"{moment} {memory.case}", records, columns, f"{title}: {_size(total)} in use{where}"),
