@@ -138,7 +138,7 @@ class Operations:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The operations of one device of one process, ordered by their launch; columns as in ``Operations``.
+    """Some ``operations`` of one device of one process, ordered by their launch; columns as in ``Operations``.
 
     ``launched`` is the start on the GPU where the call is unknown (``is_launched`` is False).
     """
@@ -151,6 +151,8 @@ class Timeline:
     rows: Ints
     communicates: Bools
     copies: Bools
+
+    operations: Operations
 
     @property
     def is_kernel(self) -> Bools:
@@ -172,4 +174,4 @@ def timeline(operations: Operations, rows: Ints) -> Timeline:
     if operations.are_peer_copies.any():
         communicates |= operations.are_peer_copies[name] & copies
     start, end = operations.start[rows], operations.end[rows]
-    return Timeline(start, end, launched, is_launched, name, rows, communicates, copies)
+    return Timeline(start, end, launched, is_launched, name, rows, communicates, copies, operations)

@@ -234,9 +234,7 @@ class Builder:
         waits = self._recording.waits
         in_process = waits.process == process
         anything = Union(line.start, line.end)
-        opened, closed, cause, _ = gaps(
-            self._recording.operations, line, anything, Union(waits.start[in_process], waits.end[in_process])
-        )
+        opened, closed, cause, _ = gaps(line, anything, Union(waits.start[in_process], waits.end[in_process]))
         following = anything.firsts[1:] if anything.order is None else anything.order[anything.firsts[1:]]
         of_line = np.isin(line.rows, rows[chosen])
         # A gap after the last operation of a case belongs to what follows.

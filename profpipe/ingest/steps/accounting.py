@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from profpipe.ingest.groupby import Int64s, Ints, Union, count_up_to
-from profpipe.ingest.operations import Operations, Timeline
+from profpipe.ingest.operations import Timeline
 from profpipe.ingest.steps.windows import Segments
 from profpipe.results.schema import LEAST_REST, StepState
 
@@ -60,9 +60,7 @@ class Accounts:
     segments: Segments
 
 
-def account(
-    operations: Operations, timeline: Timeline, segments: Segments, waits: Union, origin: int
-) -> Accounts | None:
+def account(timeline: Timeline, segments: Segments, waits: Union, origin: int) -> Accounts | None:
     """Return one row for a segment in which the device ran something, None where it ran nothing in any.
 
     The period of a segment goes from its first operation to the first one of the next segment. The last one ends with
@@ -79,7 +77,7 @@ def account(
     row[inside] = np.cumsum(np.bincount(firsts, minlength=len(code))) - 1
     last = int(code[-1])
     least = int(segments.end[last] - segments.begin[last]) if segments.has_last_end and segments.is_step[last] else 0
-    frame = _periods(operations, timeline, inside, firsts, waits, least)
+    frame = _periods(timeline, inside, firsts, waits, least)
     kernels = np.flatnonzero((row >= 0) & timeline.is_kernel)
     duration = (timeline.end - timeline.start)[kernels]
     frame["kernel_ns"] = np.bincount(row[kernels], weights=duration, minlength=len(frame))
@@ -98,9 +96,7 @@ def account(
     return Accounts(timeline, frame, row, segments)
 
 
-def _periods(
-    operations: Operations, timeline: Timeline, inside: Ints, firsts: Ints, waits: Union, least: int
-) -> pd.DataFrame:
+def _periods(timeline: Timeline, inside: Ints, firsts: Ints, waits: Union, least: int) -> pd.DataFrame:
     """Return period and partition; ``firsts`` are the places in ``inside`` at which a segment begins.
 
     ``least`` is how long the last period lasts at least.
@@ -120,7 +116,7 @@ def _periods(
     else:
         communication, not_copy = np.zeros(len(begin), dtype=np.int64), compute.covered(bounds)
     wall, busy = np.diff(bounds), anything.covered(bounds)
-    late, blocked = _idle(operations, timeline, anything, waits, bounds)
+    late, blocked = _idle(timeline, anything, waits, bounds)
     rest = max(least - int(wall[-1]), 0)
     wall[-1] += rest
     late[-1] += rest
@@ -140,9 +136,7 @@ def _periods(
     )
 
 
-def gaps(
-    operations: Operations, timeline: Timeline, anything: Union, waits: Union
-) -> tuple[Int64s, Int64s, Ints, Ints]:
+def gaps(timeline: Timeline, anything: Union, waits: Union) -> tuple[Int64s, Int64s, Ints, Ints]:
     """Return start, end, cause and the next operation of each time in which nothing runs; ``anything`` is what runs.
 
     A gap that a late launch ends is divided ``_LATENCY`` after the call, when an idle GPU has begun what was launched.
@@ -155,7 +149,8 @@ def gaps(
     is_launched, launched = timeline.is_launched[following], timeline.launched[following]
     called = np.where(is_launched, launched, opened).clip(opened, closed)
     # The call of a graph may take long. That of a copy may wait for the GPU.
-    returned = np.where(timeline.copies[following], launched, operations.read_calls(timeline.rows[following])[0])
+    ends, _ = timeline.operations.read_calls(timeline.rows[following])
+    returned = np.where(timeline.copies[following], launched, ends)
     late = is_launched & ((called > opened) | (returned > opened) & (returned <= closed))
     begun = np.where(late, (returned.clip(called, closed) + _LATENCY).clip(max=closed), called)
     waited = waits.contains(opened)
@@ -165,9 +160,9 @@ def gaps(
     return start[order], end[order], cause[order], np.concatenate([following[late], following])[order]
 
 
-def _idle(operations: Operations, timeline: Timeline, anything: Union, waits: Union, bounds: Int64s) -> list[Int64s]:
+def _idle(timeline: Timeline, anything: Union, waits: Union, bounds: Int64s) -> list[Int64s]:
     """Return by period the idle time before late launches, and that which began while the host waited."""
-    start, end, cause, _ = gaps(operations, timeline, anything, waits)
+    start, end, cause, _ = gaps(timeline, anything, waits)
     # A period begins with an operation, so no gap reaches over its ends.
     period = count_up_to(bounds, start) - 1
     periods = len(bounds) - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -127,10 +127,8 @@ class Excerpts:
         if len(near) > window.most:
             end = int(np.partition(line.start[near], window.most)[window.most])
             near = near[line.start[near] <= end]
-        part = Timeline(*(getattr(line, column.name)[near] for column in fields(Timeline)))
-        opened, closed, cause, _ = gaps(
-            self._operations, part, Union(part.start, part.end), self.waiting(place["process"])
-        )
+        part = timeline(self._operations, line.rows[near])
+        opened, closed, cause, _ = gaps(part, Union(part.start, part.end), self.waiting(place["process"]))
         if len(part.end) and (last := int(part.end.max())) < end:
             # The last step of the recording: the host launched nothing more in it.
             opened, closed, cause = np.append(opened, last), np.append(closed, end), np.append(cause, 1)

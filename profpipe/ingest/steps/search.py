@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -77,9 +77,7 @@ def find(
         checks += [{"device": -1, **check, "process": process} for check in uncovered]
         waiting = shown.waiting(process)
         by_device = {
-            device: accounting.account(operations, line, chosen, waiting, origin)
-            for device, line in lines.items()
-            if chosen
+            device: accounting.account(line, chosen, waiting, origin) for device, line in lines.items() if chosen
         }
         outside = [
             {**check, "process": process, "device": device}
@@ -110,15 +108,13 @@ def find(
         see = functools.partial(
             _see_host, ranges, shown.waits(process), process, pids, read_hook, read_host, accounts.segments.begin
         )
-        seen, causes = _find_causes(operations, accounts, mine, shown.waiting(process), see, origin)
+        seen, causes = _find_causes(accounts, mine, shown.waiting(process), see, origin)
         shown.add(accounts.line, window, seen, **place)
         step_figures += [{**figure, **place} for figure in causes]
     for (process, device), line in whole:
         if (process, device) not in accounted:
             place = {"process": process, "device": device}
-            parts = accounting.account(
-                operations, line, windows.everything(line.launched), shown.waiting(process), origin
-            )
+            parts = accounting.account(line, windows.everything(line.launched), shown.waiting(process), origin)
             step_figures += [{**figure, **place} for figure in figures.measure_recording(parts)]
             shown.add(line, excerpt.choose_beginning(line, origin), **place)
     if with_cases:
@@ -159,7 +155,6 @@ def _see_host(
 
 
 def _find_causes(
-    operations: Operations,
     accounts: Accounts,
     mine: pd.DataFrame,
     waiting: Union,
@@ -180,10 +175,10 @@ def _find_causes(
     is_whole = until <= last
     is_single = not is_whole.any()
     spans = (begin, np.maximum(until, ended)) if is_single else (begin[is_whole], until[is_whole])
-    start, end, cause, following = accounting.gaps(operations, line, Union(line.start, line.end), waiting)
+    start, end, cause, following = accounting.gaps(line, Union(line.start, line.end), waiting)
     wanted = np.flatnonzero((cause > 0) & (host.find_span(*spans, start) >= 0))
-    _, thread = operations.read_calls(line.rows[following[wanted]])
-    _, launching = operations.read_calls(line.rows)
+    _, launching = line.operations.read_calls(line.rows)
+    thread = launching[following[wanted]]
     before = [(first + max(last - ended, 0), begin[0], launching[0])] if is_single else []
     after = [(last, max(last, ended), launching[-1])] if is_single else []
     edges = [np.array(rows, dtype=np.int64).reshape(-1, 3).T for rows in (before, after)]
@@ -283,13 +278,9 @@ def _find_line_pattern(operations: Operations, line: Timeline, devices: int = 1)
 
 def _joined(operations: Operations, lines: Mapping[int, Timeline]) -> Timeline:
     """Return the operations of several devices as one line, on which a name has another number on another device."""
-    columns = {
-        field.name: np.concatenate([getattr(line, field.name) for line in lines.values()]) for field in fields(Timeline)
-    }
-    counts = [len(line.name) for line in lines.values()]
-    columns["name"] = columns["name"] + np.repeat(np.arange(len(lines)) * len(operations.names), counts)
-    order = np.argsort(columns["launched"], kind="stable")
-    return Timeline(**{name: values[order] for name, values in columns.items()})
+    joined = timeline(operations, np.concatenate([line.rows for line in lines.values()]))
+    _, device = np.unique(operations.device[joined.rows], return_inverse=True)
+    return replace(joined, name=joined.name + device * len(operations.names))
 
 
 def _join_parts(segments: Segments, lines: Mapping[int, Timeline]) -> tuple[Segments, list[Figure]]:

@@ -17,7 +17,7 @@ from profpipe.results.schema import FAILED, UNUSED_MEMORY
 
 #: Rows of a table, and cases that stand on the long page.
 _MOST_HOLDERS, _MOST_BLOCKS, _CASES = 14, 10, 12
-#: A row has at least this share of the memory in use; smaller ones are one row for each part.
+#: A row has at least this share of the memory in use; smaller ones of a part are one row.
 _LEAST_HOLDER = 0.001
 #: Parts that a sentence names, and the share of the memory in use from which something is named.
 _MOST_PARTS, _LEAST = 4, 0.01
