@@ -55,7 +55,7 @@ BOUNDS = {
     "own, found, each, known, every": 995,
     "functions named by a preposition": 40,
     "reads of Job.options as a dict": 0,
-    "lines of tests": 49_553,
+    "lines of tests": 49_557,
 }
 
 #: Four cases under two profilers, without a GPU.
