@@ -68,6 +68,8 @@ _LARGER_ERROR = 5
 #: Fewer steady steps stand beside the number of all steps.
 _FEWEST_STEPS = 5
 
+#: Cases whose times the headline names; of more, the lowest and the highest.
+_MOST_TIMES = 4
 #: Faster kernels in slower calls that are named.
 _MOST_SLOWER_CALLS = 3
 
@@ -111,8 +113,9 @@ def answer(workload: WorkloadFindings) -> doc.Text:
         return fill("{} {}", kernels, _plain_times(workload))
     if not _has_comparison(workload):
         # The remarks on a single program follow its answer.
-        peak = memory.name_peak(workload) if len(workload.cases) > 1 else ()
-        return doc.join([*peak, _plain_times(workload)], separator=" ", last=" ")
+        peak = tuple(memory.name_peak(workload)) if len(workload.cases) > 1 else ()
+        times = () if peak and len(workload.cases) > _MOST_TIMES else (_plain_times(workload),)
+        return doc.join([*peak, *times], separator=" ", last=" ")
     is_wall = workload.timed_quantity == "wall"
     if is_wall and all(case.time.n == 1 for case in workload.cases if case.time):
         advice = "{} One process of each case names no winner; {} starts five of each."
@@ -209,7 +212,7 @@ def _plain_times(workload: WorkloadFindings) -> doc.Text:
     if is_one and not first.shape and first.time:
         interval = "" if first.time.margin is None else fill(", 95 % interval {}", margin(first.time.margin))
         return fill("{} {}{}.", duration(first.ns), per, interval)
-    if len(cases) <= 4:
+    if len(cases) <= _MOST_TIMES:
         times = [fill("{}: {}", case_text(case), duration(case.ns, unit)) for case in cases]
         return fill("{} {}.", doc.join(times, separator="; ", last="; "), per)
     ends = (pick(cases, key=lambda case: case.ns or 0.0) for pick in (min, max))

@@ -164,7 +164,7 @@ def memory(workload: WorkloadFindings) -> doc.Section:
         passes,
         *(doc.Details(texts[of_case.case], _tables(of_case)) for of_case in memories[1:_CASES]),
     ]
-    note = "The parts in use add up to what torch's allocator gave out. A line is that of the largest block of its row."
+    note = "Rows with a share add up to what torch's allocator gave out. A line is that of the row's largest block."
     return doc.make_section("memory_peak", "Who holds the memory", blocks, note, workload.name)
 
 
@@ -210,7 +210,8 @@ def _compare_passes(memories: list[CaseMemory], texts: Mapping[str, doc.Text]) -
         return doc.TableCell(sizes.get(name), is_strong=sizes.get(name) == sizes.max())
 
     rows = [[texts[case], *(cell(sizes, name) for name in ("before", *names))] for case, sizes in passes.items()]
-    return doc.make_table("passes", columns, rows if names else [], "Peak by pass", doc.OnPage.DETAILS)
+    title = "Peak by pass; a loss after the forward pass is in none"
+    return doc.make_table("passes", columns, rows if names else [], title, doc.OnPage.DETAILS)
 
 
 def _draw(workload: WorkloadFindings, memory: CaseMemory) -> doc.Chart | None:
@@ -219,7 +220,8 @@ def _draw(workload: WorkloadFindings, memory: CaseMemory) -> doc.Chart | None:
     sizes = points.pivot_table(index="at_ns", columns="part", values="bytes", aggfunc="sum").fillna(0.0)
     if len(sizes) < 2:
         return None
-    notes = points.drop_duplicates("at_ns").set_index("at_ns")["name"].map(_PASSES).fillna("")
+    # Short names: the passes of a step are near to one another.
+    notes = points.drop_duplicates("at_ns").set_index("at_ns")["name"].map({of: of for of in _PASSES}).fillna("")
     at_ms = [(float(at) - float(sizes.index[0])) / 1e6 for at in sizes.index]
     series = []
     for part in [part for part in _KEYS if part in sizes.columns]:
