@@ -47,7 +47,7 @@ PREPOSITION = re.compile(r"_*(of|with|by|without|in|for)_")
 
 #: What tests/test_house.py holds. A commit that raises a figure above its bound argues for the new bound.
 BOUNDS = {
-    "lines of code": 43_401,
+    "lines of code": 43_395,
     "dataclasses": 217,
     "class names used more than once": 5,
     "fields of the largest class": 34,

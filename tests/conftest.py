@@ -16,8 +16,7 @@ from hypothesis import HealthCheck, settings
 #: Several workers run at once, so each uses one thread: more threads than cores make torch many times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A script that starts the tests in the background lets them ignore Ctrl-C, which some tests send.
-signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # A script's command in the background ignores Ctrl-C.
 
 #: No process is started ahead, whatever machine this is; tests/test_prestart.py sets another number.
 os.environ.setdefault("PROFPIPE_LEAST_CORES", "1000000")

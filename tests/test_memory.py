@@ -475,7 +475,6 @@ def test_two_batches_say_which_is_the_largest_that_fits(tmp_path):
     assert "(temporary tensors 10.0 MiB, activations 3790 KiB and gradients 1255 KiB)" in printed
     peak = "The highest peak of memory is 237.4 MiB, in the backward pass (batch=8): cuBLAS workspaces hold 27.0 %"
     assert peak in printed
-    # The case that the answer names comes first.
     first, _, rest = (out / "SUMMARY.md").read_text().partition("**At the peak: 237.4 MiB")
     assert "**At the peak" not in first and first.endswith("**`batch=8`**\n\n") and rest
 

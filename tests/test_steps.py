@@ -285,9 +285,8 @@ def test_idle_time_has_the_cause_that_the_host_shows(tmp_path):
 @pytest.mark.parametrize(
     ("called", "returned", "begun", "late"),
     [
-        # An idle GPU begins a kernel some us after its launch, which waits for nothing else.
+        # An idle GPU begins a kernel soon after its launch. A launch of a graph takes long itself.
         (40_000, 41_000, 48_000, 18_000),
-        # A launch of a graph takes long itself. It may begin before the GPU is idle.
         (40_000, 440_000, 450_000, 420_000),
         (25_000, 440_000, 450_000, 420_000),
         # The rest of a longer wait has another cause, such as another stream.
@@ -295,18 +294,19 @@ def test_idle_time_has_the_cause_that_the_host_shows(tmp_path):
         # Launched in time, or a node of a graph whose launch goes on.
         (25_000, 29_000, 48_000, 0),
         (25_000, 60_000, 48_000, 0),
-        # Ends that are not known, or are wrong.
+        # A call, or its end, that is not recorded or is wrong.
+        (None, None, 48_000, 0),
         (40_000, None, 5_000_000, 30_000),
         (40_000, 2**63 - 1, 5_000_000, 4_970_000),
-        (40_000, 39_000, 5_000_000, 30_000),
     ],
 )
 def test_a_gap_is_late_until_an_idle_gpu_has_begun_what_was_launched(tmp_path, called, returned, begun, late):
     export = Export()
-    export.range(100, 40_500, f"{STEP_PREFIX}marker:0")
+    export.range(100, 48_500, f"{STEP_PREFIX}marker:0")
     export.call(100, 110, 1)
     export.kernel(200, 30_000, 1)
-    export.call(called, returned, 2)
+    if called:
+        export.call(called, returned, 2)
     export.kernel(begun, begun + 1000, 2)
     step = parsed(export.write_sqlite(tmp_path / "x.sqlite")).steps.iloc[0]
     assert [step[part] for part in IDLE] == [late, 0, begun - 30_000 - late]
@@ -322,16 +322,6 @@ def test_the_call_of_a_copy_may_wait_for_the_gpu(tmp_path):
                correlationId=2, globalPid=1 << 48 | 1 << 24, bytes=8, copyKind=2)  # fmt: skip
     step = parsed(export.write_sqlite(tmp_path / "x.sqlite")).steps.iloc[0]
     assert [step[part] for part in IDLE] == [30_000, 0, 4_940_000]
-
-
-def test_idle_time_before_a_launch_that_is_not_recorded_has_no_cause(tmp_path):
-    export = Export()
-    export.range(100, 401, f"{STEP_PREFIX}marker:0")
-    export.call(100, 110, 1)
-    export.kernel(200, 300, 1)
-    export.kernel(400, 501, 2)
-    step = parsed(export.write_sqlite(tmp_path / "x.sqlite")).steps.iloc[0]
-    assert [step[part] for part in IDLE] == [0, 0, 100]
 
 
 @pytest.mark.parametrize(

@@ -101,14 +101,26 @@ def test_planted_waits_of_a_trace_with_stacks_are_named_with_their_functions(tmp
 
 
 def test_what_the_host_does_after_a_launch_call_keeps_no_gpu_waiting(tmp_path: Path) -> None:
-    """Each kernel begins 20 us after its launch, and memory is allocated meanwhile."""
     launches = [(1, 1000 + 600 * i, 100) for i in range(30)]
     planted = [PLANTED[0], *(("cuda_runtime", "cudaMalloc", 1, at + 6, 10) for _, at, _ in launches)]
     write_trace(tmp_path / "trace.json", planted, launches)
     causes, _ = read_causes(tmp_path, "trace.json")
     assert causes["hidden memory allocation (cudaMalloc)"] == pytest.approx(0.3, rel=0.05)
     assert causes["launching"] == pytest.approx(0.6, rel=0.05)
-    assert causes.get("memory allocation (cudaMalloc)", 0.0) == 0.0
+
+
+def test_an_operator_in_place_of_a_launch_call_is_late_for_no_longer_than_a_call(tmp_path: Path) -> None:
+    events = []
+    for n in range(8):
+        of, at = {"External id": n + 1}, 10_000 * (n + 1)
+        spans = [("user_annotation", f"ProfilerStep#{n}", 1, at, 9_990, {}),
+                 ("cpu_op", "aten::mm", 1, at + 200, 9_000, of),
+                 ("kernel", "k", 7, at + 8_200, 1_000, {**of, "device": 0, "stream": 7})]  # fmt: skip
+        events += [{"ph": "X", "cat": cat, "name": name, "pid": 5, "tid": tid, "ts": ts, "dur": dur, "args": args}
+                   for cat, name, tid, ts, dur, args in spans]  # fmt: skip
+    (tmp_path / "trace.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}), "utf-8")
+    profpipe(tmp_path, "ingest", "trace.json", "--out", "read")
+    assert pd.read_parquet(tmp_path / "read" / "steps.parquet")["idle_launch_ns"].median() == 1_020_000
 
 
 def test_without_stacks_the_operators_and_ranges_are_the_places(tmp_path: Path) -> None:

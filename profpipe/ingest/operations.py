@@ -151,7 +151,6 @@ class Timeline:
     rows: Ints
     communicates: Bools
     copies: Bools
-
     operations: Operations
 
     @property

@@ -151,19 +151,13 @@ def compare_peaks(parts: pd.DataFrame) -> Iterator[doc.Block]:
 
 def memory(workload: WorkloadFindings) -> doc.Section:
     """Return what holds the memory of a failed case or at the highest peak, of others folded; empty without memory."""
-    memories = sorted(
-        _memories(workload), key=lambda memory: (memory.at("failure").empty, -memory.sum_parts("peak").sum())
-    )
+    memories = sorted(_memories(workload), key=lambda of: (of.at("failure").empty, -of.sum_parts("peak").sum()))
     texts = {case.id: case_text(case) for case in workload.cases}
     first = (block for of_case in memories[:1] for block in (*_tables(of_case), _draw(workload, of_case)))
     passes = _compare_passes(_memories(workload), texts)
-    name = [doc.Paragraph(doc.Strong(texts[of_case.case])) for of_case in memories[:1] if len(memories) > 1]
-    blocks = [
-        *name,
-        *first,
-        passes,
-        *(doc.Details(texts[of_case.case], _tables(of_case)) for of_case in memories[1:_CASES]),
-    ]
+    name = [doc.Paragraph(doc.Strong(texts[memories[0].case]))] if memories[1:] else []
+    others = (doc.Details(texts[of_case.case], _tables(of_case)) for of_case in memories[1:_CASES])
+    blocks = [*name, *first, passes, *others]
     note = "Rows with a share add up to what torch's allocator gave out. A line is that of the row's largest block."
     return doc.make_section("memory_peak", "Who holds the memory", blocks, note, workload.name)
 
@@ -187,9 +181,9 @@ def _tables(memory: CaseMemory) -> tuple[doc.TableBlock, ...]:
         (doc.words("place", "line"), lambda row: _code(row["place"])),
         (doc.count("blocks"), lambda row: row["blocks"] or ""),
     ]
-    rest = rest.assign(name="", place="").sort_values("bytes", ascending=False)
-    records = pd.concat([holders, rest, rows[is_unused]]).fillna({"blocks": 0}).to_dict("records")
-    blocks = memory.at(f"{moment}_block").to_dict("records")[:_MOST_BLOCKS]
+    rest = rest.sort_values("bytes", ascending=False)
+    listed = pd.concat([holders, rest, rows[is_unused]]).fillna({"name": "", "place": "", "blocks": 0})
+    records, blocks = listed.to_dict("records"), memory.at(f"{moment}_block").to_dict("records")[:_MOST_BLOCKS]
     return (
         doc.table_of(f"{moment} {memory.case}", records, columns, f"{title}: {_size(total)} in use{where}"),
         doc.table_of(
