@@ -118,7 +118,8 @@ class Page:
         if key not in self.launches:
             device = cells.get("Device", "")
             self.launches[key] = ncu.Launch(
-                name=kernel_classes.normalise(_name(cells["Kernel Name"])),
+                # The CSV of ncu 2026 lacks the first character of "<unnamed>::saxpy_kernel".
+                name=kernel_classes.normalise(re.sub("^unnamed>::", "<unnamed>::", cells["Kernel Name"])),
                 process=_integer(cells.get("Process ID")),
                 device=_integer(device),
                 stream=_integer(cells.get("Stream")),
@@ -127,11 +128,6 @@ class Page:
             named = device if _integer(device) is None else ""
             self.device = self.device or cells.get("device__attribute_display_name", named)
         return self.launches[key]
-
-
-def _name(name: str) -> str:
-    # The CSV of ncu 2026 lacks the first character of "<unnamed>::saxpy_kernel".
-    return f"<{name}" if name.startswith("unnamed>::") else name
 
 
 def _integer(text: str | None) -> int | None:

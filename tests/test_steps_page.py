@@ -43,6 +43,7 @@ from profpipe import plugins
 from profpipe.analysis.analyze import analyze as analyze_tables
 from profpipe.analysis.findings import WorkloadFindings
 from profpipe.analysis.steps import StepPart
+from profpipe.analysis.waits import find_waits
 from profpipe.cli import main
 from profpipe.ingest import reader
 from profpipe.report import document as doc
@@ -435,6 +436,20 @@ def late_ranks(tmp_path_factory):
         late = json.loads((DATA / "steps_vary" / f"{name}.late.json").read_text())
         found[name] = (workload.steps.cases[0], late)
     return found
+
+
+def test_what_a_profiler_adds_beyond_the_cost_of_its_launches_slows_all_code_of_the_host():
+    """trainer.py under nsys on two H200 machines: nsys added 27 us a launch on one, 9 us on the other."""
+    idle = (("launching > a.py:1", 27e6), ("host code > b.py:2", 9e6), ("DataLoader > a.py:3", 2e6))
+    more = [metric_row("", "step_wait_idle", ns, subject=cause, profiler="nsys", n=12) for cause, ns in idle]
+
+    def left_ms(plain):
+        study = waiting(lambda rank, step: (30, 0, 0, 38, 0, 0), plain, ranks=1, more=more, kernels=1000)
+        return {wait.name: wait.idle_ns / 1e6 for wait in find_waits(study, study.steps.cases[0])}
+
+    # 10 of 28 ms are the launches'. The rest is taken from what is left of both causes, 17 to 9.
+    assert left_ms(40) == pytest.approx({"launching": 17 * 8 / 26, "host code": 9 * 8 / 26, "DataLoader": 2})
+    assert left_ms(59) == pytest.approx({"launching": 18, "host code": 9, "DataLoader": 2})
 
 
 def waits_of(own):

@@ -258,15 +258,18 @@ def test_a_wait_counts_where_the_gpu_is_idle_and_the_rest_is_hidden() -> None:
     assert parts["step_wait_idle", "host code > b.py:2"] == parts["step_wait_idle", "host code > a.py:1"] == 2.5
 
 
-def test_a_line_of_too_few_samples_is_not_named() -> None:
-    given = content()
+def test_lines_of_few_samples_are_named_by_their_file_or_by_the_line_that_calls_it() -> None:
+    lines = {"a.py:1": 21, "a.py:9 > x.py:1": 6, "a.py:9 > x.py:2": 4, "a.py:9 > x.py:3": 3, "a.py:9 > y.py:4": 3,
+             "a.py:9 > z.py:5": 2, "a.py:90": 2}  # fmt: skip
+    given = content(places=list(lines))
     assert isinstance(given["samples"], dict)
-    # A sample each 25 ms: five of one line, then three of the other. The ninth is behind the steps.
-    given["samples"] = {name: values[::5] for name, values in given["samples"].items()}
-    given["samples"]["place"] = [0] * 5 + [1] * 4
+    given["samples"]["place"] = [i for i, times in enumerate(lines.values()) for _ in range(times)]
     parts = divided(placed(given), spans((0, 200)))
-    assert parts.keys() == {("step_wait_idle", "host code > a.py:1"), ("step_wait_idle", "host code")}
-    assert parts["step_wait_idle", "host code"] == pytest.approx(50, abs=2)
+    # A sample stands for 5 ms, in two steps. The last one is behind these.
+    ms = {"a.py:1": 51.25, "a.py:9 > x.py:1": 15, "a.py:9 > x.py": 17.5, "a.py:9": 12.5}
+    assert parts == {("step_wait_idle", f"host code > {at}"): ms_ for at, ms_ in ms.items()} | {
+        ("step_wait_idle", "host code"): 3.75
+    }
 
 
 def test_of_two_waits_the_inner_one_counts() -> None:

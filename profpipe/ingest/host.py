@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -64,7 +64,7 @@ _SYSTEM: Final = "operating system"
 #: Those in which a thread waits for another one.
 _SIGNAL: Final = re.compile(r"pthread_cond|pthread_join|sem_|futex|epoll")
 _NOWHERE: Final = (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
-#: A line of fewer samples in the steady steps is not named: by chance it has several times its share.
+#: A line of fewer samples in the steady steps is not named: by chance it has several times its share. Its file may be.
 _LEAST_SAMPLES: Final = 5
 #: The columns of ``samples``, and characters of a place or name.
 _SAMPLE: Final = ("time_ns", "thread", "place", "is_backward")
@@ -297,10 +297,23 @@ def look_up(samples: tuple[Int64s, Ints], time_ns: Int64s) -> Ints:
     return np.append(places, -1)[np.searchsorted(times, time_ns, side="left")]
 
 
-def _choose(samples: tuple[Int64s, Ints], used: Bools) -> tuple[Int64s, Ints]:
-    """Return the samples ``used``, which stand for all the time."""
-    times, places = samples
-    return np.append(times[used][:-1], times[-1]), places[used]
+def _list_levels(places: Sequence[str]) -> tuple[list[str], Ints]:
+    """Return the places, their files and the lines of the program that they begin with, and by level their numbers."""
+    files = [re.sub(r":\d+$", "", place) for place in places]
+    texts = [*places, *files, *(place.partition(schema.PATH_SEPARATOR)[0] for place in places)]
+    first: dict[str, int] = {}
+    numbers = [first.setdefault(text, i) for i, text in enumerate(texts)]
+    return texts, np.array(numbers, dtype=np.int64).reshape(3, len(places))
+
+
+def _name_often(at: Ints, levels: Ints, counted: Bools) -> Ints:
+    """Return the places of samples by the first level on which enough ``counted`` ones agree; -1 without one."""
+    named = np.full(len(at), -1)
+    for level in levels:
+        left = named < 0
+        seen, times = np.unique(level[at[left & counted]], return_counts=True)
+        named = np.where(left & np.isin(level[at], seen[times >= _LEAST_SAMPLES]), level[at], named)
+    return named
 
 
 def _flatten(spans: list[tuple[int, int, int, int]]) -> Iterator[tuple[int, int, int, int]]:
@@ -357,9 +370,10 @@ def causes(
     names = (*host.names, schema.HOST_CODE, schema.LAUNCHING if operators is None else schema.OPERATORS)
     name = np.where(is_wait, name, len(names) - np.where(is_long, 2, 1))
     of_thread = np.where(np.isin(thread, list(host.samples)), thread, 0)[gap]
-    for number, samples in host.samples.items():
+    texts, levels = _list_levels(host.places)
+    for number, (times, places) in host.samples.items():
         # A sample inside a wait or an operator says nothing of the code outside, and one outside nothing of these.
-        at = samples[0] - _HALF_NS
+        at = times - _HALF_NS
         used = (find_span(host.start, host.end, at) < 0) | (not host.is_sampled)
         mine = ~is_wait & (of_thread == number)
         kinds = [(mine, used)]
@@ -368,11 +382,11 @@ def causes(
             kinds = [(mine & is_long, used & is_code), (mine & ~is_long, used & ~is_code)]
         is_steady = find_span(*steady, at) >= 0
         for rows, chosen in kinds:
-            places, times_seen = np.unique(samples[1][chosen & is_steady], return_counts=True)
-            is_named = np.isin(samples[1], places[times_seen >= _LEAST_SAMPLES]) | (not host.is_sampled)
             if chosen.any():
-                named = samples[0], np.where(is_named, samples[1], -1)
-                place[rows] = look_up(_choose(named, chosen), begin[rows] + 1)
+                often = _name_often(places, levels, chosen & is_steady) if host.is_sampled else places
+                # The chosen samples stand for all the time.
+                until = np.append(times[chosen][:-1], times[-1])
+                place[rows] = look_up((until, often[chosen]), begin[rows] + 1)
     if not host.is_sampled and 0 in host.samples:
         # A thread in which nothing is open waits for the one of the steps, as autograd's does.
         rows = ~is_wait & (place < 0)
@@ -384,7 +398,7 @@ def causes(
     keys = sorted({*idle_ns, *whole_ns}, key=lambda key: -max(idle_ns.get(key, 0.0), whole_ns.get(key, 0.0)))
     for key in keys[:_MOST_CAUSES]:
         idle = idle_ns.get(key, 0.0)
-        place_name = host.places[key[1]] if key[1] >= 0 else ""
+        place_name = texts[key[1]] if key[1] >= 0 else ""
         of = {"subject": schema.PATH_SEPARATOR.join(filter(None, [names[key[0]], place_name])), "unit": "ns"}
         yield {**of, "metric": schema.WAIT_IDLE, "value": idle / steps, "n": int(counts.get(key, 0))}
         if (hidden := whole_ns.get(key, 0.0) - idle) > 0:

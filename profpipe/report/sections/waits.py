@@ -335,8 +335,8 @@ def waits(workload: WorkloadFindings) -> doc.Section:
 _NOTE = (
     "The causes divide the time in which the GPU is idle because the next launch comes late. The profiler's own"
     " overhead is subtracted from launching and host code first. Hidden: the GPU had work meanwhile, so a step gains"
-    " nothing without that wait. Lines are of the program, by samples of its Python stacks 200 times a second."
-    " Launching: gaps below 0.3 ms."
+    " nothing without that wait. Lines are of the program, by samples of its Python stacks 200 times a second; a file"
+    " or the line that calls it stands for lines of few samples. Launching: gaps below 0.3 ms."
 )
 _NOTE_OF_CPU = (
     "The causes divide a mean steady step under the profiler, which may take longer than one without it. Lines are of"
