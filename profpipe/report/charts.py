@@ -321,7 +321,10 @@ def areas(chart: doc.Chart, panel: Panel) -> Drawing:
         steps = list(zip(marks, [*marks[1:], marks[-1]], above, below, strict=True))
         ends = [(mark, high) for one, next_one, high, _ in steps for mark in (one, next_one)]
         ends += [(mark, low) for one, next_one, _, low in steps[::-1] for mark in (next_one, one)]
-        d = "M" + "L".join(f"{x(mark.x):g} {y(value):g}" for mark, value in ends) + "z"
+        corners = [(f"{x(mark.x):g}", f"{y(value):g}") for mark, value in ends]
+        # The sides are level or upright.
+        sides = (f"H{to[0]}" if to[1] == of[1] else f"V{to[1]}" for of, to in itertools.pairwise(corners) if of != to)
+        d = f"M{' '.join(corners[0])}{''.join(sides)}z"
         tip = f"{flat(series.name)}\nat most {quantity(max(mark.y for mark in series.marks), chart.y)}"
         shape = empty("path", d=d, class_="piece", data_tip=tip)
         parts.append(element("g", shape, class_=f"series {key_class(series.key)}", data_series=series.key))
