@@ -181,7 +181,7 @@ def test_one_page_shows_the_bars_of_both_sides_in_one_scale_and_the_kernels(tmp_
     metrics.to_parquet(later / "metrics.parquet")
     assert cli.main(["compare", str(EXAMPLES / "own_program"), str(later), "--html", str(page)]) == 0
     shown = page.read_text(encoding="utf-8").partition("<main")[2]
-    places = [shown.index(part) for part in ("7 without a verdict", "<svg", "gpt/compile=false</code>", 'class="fold"')]
+    places = [shown.index(part) for part in ("6 without a verdict", "<svg", "gpt/compile=false</code>", 'class="fold"')]
     assert places == sorted(places) and "nvjet" in shown
     assert cli.main(["compare", str(A), str(B), "--html", str(tmp_path / "none" / "both.html")]) == 2
 

@@ -351,6 +351,9 @@ class CaseSteps:
         is_step = rank_rows["kind"].isin(set(_steady(rank_rows)["kind"])).to_numpy()
         rank_rows = rank_rows.assign(kind=rank_rows["kind"].mask(is_step, self.module))
         begins = np.flatnonzero(~is_step[:-1] & is_step[1:])
+        # Those of the warm-up are left out where three begin after it.
+        after = begins[begins > np.flatnonzero(np.append(True, rank_rows["state"] == StepState.WARMUP.value))[-1] - 1]
+        begins = after if len(after) > 2 else begins
         if len(begins) < 3 or rank_rows["kind"].iloc[begins].nunique() > 1:
             return None
         wall_ns, start_ns = rank_rows["wall_ns"].to_numpy(dtype=float), rank_rows["start_ns"].to_numpy(dtype=float)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 #: What a profiler slows down: its overhead is taken from these causes first.
 _SLOWED: Final = (LAUNCHING, HOST_CODE)
-#: What a profiler adds to a launch, at most: on H200 machines nsys added 6 to 10 us and torch.profiler 14 to 35 us. By
-#: what a step is longer beyond that, all code of the host was slower.
+#: About what a profiler adds to a launch: on H200 machines nsys added 6 to 10 us and torch.profiler 14 to 35 us to most
+#: programs. By what a step is longer beyond that, all code of the host was slower.
 _LAUNCH_NS: Final = {"nsys": 10_000.0, "torch": 30_000.0}
 
 
@@ -79,7 +79,8 @@ def find_waits(workload: WorkloadFindings, case_steps: CaseSteps, rank: RankStep
             # The last step, whose end is an estimate, has no causes.
             idle = {subject: ns * late_ns / idle_ns for subject, ns in idle.items()}
         else:
-            launches = float(case_steps.rows.loc[case_steps.rows["state"] == StepState.STEADY.value, "kernels"].mean())
+            is_steady = case_steps.rows["state"] == StepState.STEADY.value
+            launches = float(case_steps.rows.loc[is_steady, "kernels"].astype(float).mean())
             idle = _take_overhead(idle, idle_ns - late_ns, launches * _LAUNCH_NS.get(profiler, np.inf))
     grouped: dict[tuple[str, str], list[tuple[str, float, float]]] = {}
     for subject in dict.fromkeys([*idle, *hidden]):
@@ -131,4 +132,5 @@ def _take_overhead(idle: dict[str, float], overhead_ns: float, of_launches_ns: f
         taken = min(max(overhead_ns, 0.0), total, most_ns)
         left |= {subject: ns * (1 - taken / total) for subject, ns in slowed.items()} if total else {}
         overhead_ns -= taken
-    return left
+    # Less is left by rounding.
+    return {subject: ns if ns >= 1.0 else 0.0 for subject, ns in left.items()}

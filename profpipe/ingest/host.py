@@ -64,7 +64,7 @@ _SYSTEM: Final = "operating system"
 #: Those in which a thread waits for another one.
 _SIGNAL: Final = re.compile(r"pthread_cond|pthread_join|sem_|futex|epoll")
 _NOWHERE: Final = (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
-#: A line of fewer samples in the steady steps is not named: by chance it has several times its share. Its file may be.
+#: A line of fewer samples in the steady steps is not named: by chance it has several times its share.
 _LEAST_SAMPLES: Final = 5
 #: The columns of ``samples``, and characters of a place or name.
 _SAMPLE: Final = ("time_ns", "thread", "place", "is_backward")
@@ -298,12 +298,18 @@ def look_up(samples: tuple[Int64s, Ints], time_ns: Int64s) -> Ints:
 
 
 def _list_levels(places: Sequence[str]) -> tuple[list[str], Ints]:
-    """Return the places, their files and the lines of the program that they begin with, and by level their numbers."""
-    files = [re.sub(r":\d+$", "", place) for place in places]
-    texts = [*places, *files, *(place.partition(schema.PATH_SEPARATOR)[0] for place in places)]
+    """Return names of the places, the later the coarser, and by level their numbers.
+
+    ``train.py:9 > lib/x.py:3``, ``train.py:9 > lib/x.py``, ``train.py:9 > other lines``, ``train.py``.
+    """
+    between = schema.PATH_SEPARATOR
+    lines = [place.partition(between)[0] for place in places]
+    files = [re.sub(rf"({between}.*):\d+$", r"\1", place) for place in places]
+    below = [f"{line}{between}{_ELSEWHERE}" for line in lines]
+    texts = [*places, *files, *below, *(re.sub(r":\d+$", "", line) for line in lines)]
     first: dict[str, int] = {}
     numbers = [first.setdefault(text, i) for i, text in enumerate(texts)]
-    return texts, np.array(numbers, dtype=np.int64).reshape(3, len(places))
+    return texts, np.array(numbers, dtype=np.int64).reshape(4, len(places))
 
 
 def _name_often(at: Ints, levels: Ints, counted: Bools) -> Ints:

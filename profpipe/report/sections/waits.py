@@ -195,7 +195,10 @@ def _describe_largest(
     large = [(wait, ns) for wait, ns in of_steps if wait.idle_ns >= _LEAST_SHARE * ns and wait.name in _DEEDS]
     unit = step_unit([recorded_ns])
     one = "an iteration" if case_steps.part_ns else "a step"
-    whole: doc.Text = f"{one}, the mean of {case_steps.processes} ranks" if case_steps.processes > 1 else one
+    # The wait for the data loader is that of a step without a profiler, and others are of the recorded one.
+    is_other = loading is not None and round(loading[1]) != round(recorded_ns)
+    whole: doc.Text = f"a recorded {one.partition(' ')[2]}" if is_other else one
+    whole = f"{one}, the mean of {case_steps.processes} ranks" if case_steps.processes > 1 else whole
     step = one if case_steps.is_on_gpu else "that step"
     if not case_steps.is_on_gpu:
         # The headline has the time of a step without a profiler, which may be shorter.
@@ -335,12 +338,13 @@ def waits(workload: WorkloadFindings) -> doc.Section:
 _NOTE = (
     "The causes divide the time in which the GPU is idle because the next launch comes late. The profiler's own"
     " overhead is subtracted from launching and host code first. Hidden: the GPU had work meanwhile, so a step gains"
-    " nothing without that wait. Lines are of the program, by samples of its Python stacks 200 times a second; a file"
-    " or the line that calls it stands for lines of few samples. Launching: gaps below 0.3 ms."
+    " nothing without that wait. Lines are of the program and the libraries that it calls, by samples of its Python"
+    ' stacks 200 times a second. A file, or "other lines", holds lines with few samples. Launching: gaps below 0.3 ms.'
 )
 _NOTE_OF_CPU = (
     "The causes divide a mean steady step under the profiler, which may take longer than one without it. Lines are of"
-    " the program, by samples of its Python stacks 200 times a second: a line of few samples is an estimate."
+    " the program and the libraries that it calls, by samples of its Python stacks 200 times a second. A file, or"
+    ' "other lines", holds lines with few samples.'
 )
 _NOTE_OF_RECORDING = (
     "Lines are what the recording has of the launching thread, the inner one of these: functions of Python with their"
