@@ -113,7 +113,7 @@ MOST_ROWS = 400
 _NARROW = 2
 #: Letters of a word that may break in its cell: more than the least width of such a cell in report.css.
 _LONG_WORD = 24
-#: Points of a strip up to which the table of its values lists each of them.
+#: Points of a strip or of areas up to which the table of its values lists each of them.
 _MOST_LISTED = 100
 #: The files that have all rows of a section's tables; those of others are in metrics.
 _FILES = {"kernels": "kernels", "every_step": "steps", "step_outliers": "steps", "phases": "ranges", "cases": "cases"}
@@ -365,9 +365,9 @@ def _section_ids(sections: Sequence[doc.Section]) -> Iterator[tuple[doc.Section,
 def value_table(chart: doc.Chart) -> doc.TableBlock:
     """Return the values of a chart: a row per position of the x axis, a column per series.
 
-    A strip of many points has a row per series.
+    A strip of many points, and areas over many, have a row per series.
     """
-    if chart.kind is doc.ChartKind.STRIP and len(chart.marks) > _MOST_LISTED:
+    if chart.kind in (doc.ChartKind.STRIP, doc.ChartKind.AREAS) and len(chart.marks) > _MOST_LISTED:
         return _ends(chart)
     names = list(dict.fromkeys(series.name for series in chart.series))
     columns = [doc.label("panel", "")] if len(chart.panels) > 1 else []
