@@ -28,7 +28,7 @@ EXAMPLES = [
     pytest.param(name, marks=[] if name in OF_CI else pytest.mark.exhaustive)
     for name in sorted(path.parent.name for path in ROOT.glob("examples/*/run.json"))
 ]
-MOST_BYTES = 3_500_000
+MOST_BYTES = 3_000_000
 #: A page with so many elements is shown within two seconds: benchmarks/pages.py.
 MOST_ELEMENTS = 75_000
 #: The least width of a column of names, about 18 letters.

@@ -321,10 +321,10 @@ def areas(chart: doc.Chart, panel: Panel) -> Drawing:
         steps = list(zip(marks, [*marks[1:], marks[-1]], above, below, strict=True))
         ends = [(mark, high) for one, next_one, high, _ in steps for mark in (one, next_one)]
         ends += [(mark, low) for one, next_one, _, low in steps[::-1] for mark in (next_one, one)]
-        corners = [(f"{x(mark.x):g}", f"{y(value):g}") for mark, value in ends]
-        # The sides are level or upright.
-        sides = (f"H{to[0]}" if to[1] == of[1] else f"V{to[1]}" for of, to in itertools.pairwise(corners) if of != to)
-        d = f"M{' '.join(corners[0])}{''.join(sides)}z"
+        corners = [(f"{x(mark.x):.0f}", f"{y(value):.0f}") for mark, value in ends]
+        # Level and upright sides, to the pixel. Of level ones in a row the last one is enough.
+        sides = (f"H{to[0]}" if to[1] == of[1] else f"V{to[1]}" for of, to in itertools.pairwise(corners))
+        d = f"M{' '.join(corners[0])}{re.sub(r'(?:H[0-9.]+)+(?=H)', '', ''.join(sides))}z"
         tip = f"{flat(series.name)}\nat most {quantity(max(mark.y for mark in series.marks), chart.y)}"
         shape = empty("path", d=d, class_="piece", data_tip=tip)
         parts.append(element("g", shape, class_=f"series {key_class(series.key)}", data_series=series.key))
@@ -526,7 +526,7 @@ def legend(chart: doc.Chart) -> Iterator[tuple[doc.Series, str, Drawing]]:
     classes = line_classes(chart)
     for key, series in named_series.items() if len(named_series) > 1 else ():
         if chart.kind in (doc.ChartKind.STACKED_BARS, doc.ChartKind.AREAS):
-            box = empty("rect", x=1, y=2, width=13, height=13, rx=2, class_="piece")
+            box = empty("path", d="M1 2h13v13H1z", class_="piece")
             named = doc.Series(_append_shares(chart, series), key, (), series.is_baseline, series.is_rejected)
             yield named, series_class(series, key_class(key)), Drawing(box, 16, 16)
         else:

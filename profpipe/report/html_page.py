@@ -249,7 +249,7 @@ class Html:
         unit = element("span", column.unit_name, class_="unit") if column.unit_name else ""
         words = join([self.text(column.title), unit], " ")
         # A head without words names nothing that could be sorted.
-        content = element("button", words, type="button") if words and can_sort else words
+        content = element("button", words) if words and can_sort else words
         kind = "n" if column.is_numeric else None
         return element("th" if words else "td", content, scope="col" if words else None, class_=kind)
 
