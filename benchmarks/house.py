@@ -47,7 +47,7 @@ PREPOSITION = re.compile(r"_*(of|with|by|without|in|for)_")
 
 #: What tests/test_house.py holds. A commit that raises a figure above its bound argues for the new bound.
 BOUNDS = {
-    "lines of code": 43_415,
+    "lines of code": 43_414,
     "dataclasses": 217,
     "class names used more than once": 5,
     "fields of the largest class": 34,
@@ -55,7 +55,7 @@ BOUNDS = {
     "own, found, each, known, every": 995,
     "functions named by a preposition": 40,
     "reads of Job.options as a dict": 0,
-    "lines of tests": 49_576,
+    "lines of tests": 49_575,
 }
 
 #: Four cases under two profilers, without a GPU.

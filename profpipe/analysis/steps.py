@@ -136,12 +136,14 @@ class StepParts:
 
         Kernels and copies take the same time under a profiler, while the host launches later, and other ranks wait for
         it. So late launches and waiting lose time in proportion, then other idle time does. A small rest is taken from
-        communication and copies: less of them is exposed where the kernels beside them are launched in time.
+        communication and copies: less of them is exposed where the kernels beside them are launched in time. By what
+        the step is a little shorter under the profiler, other idle time is longer.
         """
         if self.wall_ns < (1 - _NEAR) * step_ns:
             return self
         ns, waiting = dict(self.ns), self.waiting_ns or 0.0
         added = max(self.wall_ns - step_ns, 0.0)
+        ns[StepPart.IDLE_OTHER] += max(round(step_ns - self.wall_ns), 0)
         late = ns[StepPart.IDLE_LAUNCH] + waiting
         taken = min(late, added)
         of_waiting = taken * waiting / late if late else 0.0
@@ -408,6 +410,11 @@ class CaseSteps:
         """Return ``parts`` without the time that the profiler adds, where the step without a profiler is known."""
         without = self._find_plain_ns(self.profiler)
         return self.parts if self.parts is None or without is None else self.parts.at(without)
+
+    @property
+    def kernels(self) -> float:
+        """The kernels of a mean steady step; NaN where they are not recorded."""
+        return float(_steady(self.rows)["kernels"].astype(float).mean())
 
     @property
     def has_unplaced_overhead(self) -> bool:

@@ -17,7 +17,6 @@ from profpipe.results.schema import (
     WAIT_HIDDEN,
     WAIT_IDLE,
     WAIT_LOADING,
-    StepState,
 )
 
 if TYPE_CHECKING:
@@ -79,9 +78,7 @@ def find_waits(workload: WorkloadFindings, case_steps: CaseSteps, rank: RankStep
             # The last step, whose end is an estimate, has no causes.
             idle = {subject: ns * late_ns / idle_ns for subject, ns in idle.items()}
         else:
-            is_steady = case_steps.rows["state"] == StepState.STEADY.value
-            launches = float(case_steps.rows.loc[is_steady, "kernels"].astype(float).mean())
-            idle = _take_overhead(idle, idle_ns - late_ns, launches * _LAUNCH_NS.get(profiler, np.inf))
+            idle = _take_overhead(idle, idle_ns - late_ns, case_steps.kernels * _LAUNCH_NS.get(profiler, np.inf))
     grouped: dict[tuple[str, str], list[tuple[str, float, float]]] = {}
     for subject in dict.fromkeys([*idle, *hidden]):
         cause, _, place = subject.partition(PATH_SEPARATOR)

@@ -226,18 +226,13 @@ def _describe_largest(
             _write_places(wait, unit),
             duration(wait.idle_ns, unit),
             whole if loading is None or wait is not loading[0] else f"{one} without a profiler",
-            _count_launches(case_steps) if wait.name == LAUNCHING else "",
+            f" for {case_steps.kernels:,.0f} kernels" if wait.name == LAUNCHING and case_steps.kernels > 0 else "",
             # Without a cause that is nearly the whole step, another one is the step. Of several ranks the causes are
             # means, and some wait for those of another one.
             f" {without} {step} would be {gain:.2f} times as fast, the rest unchanged."
             if gain < _MOST_GAIN and has_gain
             else "",
         )
-
-
-def _count_launches(case_steps: CaseSteps) -> str:
-    rows = case_steps.rows[case_steps.rows["state"] == StepState.STEADY.value]
-    return f" for {float(rows['kernels'].mean()):,.0f} kernels" if rows["kernels"].notna().any() else ""
 
 
 def _write_places(wait: Wait, unit: Unit) -> doc.Text:
